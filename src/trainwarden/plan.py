@@ -1,0 +1,192 @@
+"""The plan: what the next attempt of a run must do differently, and how it says what it did.
+
+The daemon makes a plan, the receiver verifies and writes it, the exporter's resume side carries it out and reports
+:class:`Applied` in its start event, and the daemon checks the records against :class:`Checks`. The plan directory is the
+single way into a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from .record import Ranges
+
+SkipMode = Literal["substitute", "shift"]
+Action = Literal["rollback", "stop", "lower_lr", "probe"]
+
+#: Actions that end an attempt. At most one of them takes effect per (run_uid, attempt).
+ENDING_ACTIONS: tuple[Action, ...] = ("rollback", "stop")
+
+
+class PlanError(ValueError):
+    """A plan, ledger or report that cannot be read. The message names the file and the field."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint: the state after update ``step``, written by ``attempt`` at ``path``. Resume starts at step + 1."""
+
+    attempt: int
+    step: int
+    path: str
+
+
+class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """Data named by identity, whatever the order: rows ``[first, end)`` of ``shard`` in ``dataset``; holds in every epoch."""
+
+    dataset: str
+    shard: str
+    first: int
+    end: int
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first records of the new attempt must show if the plan was applied.
+
+    ``start_step``: number of its first step. ``lr``: effective learning rate there. ``optimizer_step``: the
+    optimizer's own counter after it. ``skipped``: sample positions that its records must not contain.
+    None means that there is nothing to compare.
+    """
+
+    start_step: int
+    lr: float | None = None
+    optimizer_step: int | None = None
+    skipped: Ranges = msgspec.field(default_factory=list)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The complete plan for attempt ``for_attempt`` = the broken attempt + 1.
+
+    ``skip_samples`` are positions in the unskipped global order of epoch ``skip_epoch``. ``substitute`` fills skipped
+    positions from a reserve, so that every other step keeps its batch; ``shift`` moves what follows forward.
+    ``lr_factor`` multiplies the scheduled rate; ``rewarmup_steps`` ramps it up from zero after an optimizer reset.
+    ``reasons`` gives one sentence per field that is not at its default. Soft actions (``lower_lr``, ``probe``)
+    have no target and take effect at ``at_step``.
+    """
+
+    plan_id: str
+    run_uid: str
+    for_attempt: int
+    action: Action = "rollback"
+    target: Target | None = None
+    fallback_targets: list[Target] = msgspec.field(default_factory=list)
+    reset_optimizer: bool = False
+    lr_factor: float = 1.0
+    rewarmup_steps: int = 0
+    skip_samples: Ranges = msgspec.field(default_factory=list)
+    skip_epoch: int = 0
+    exclude: list[Exclusion] = msgspec.field(default_factory=list)
+    skip_mode: SkipMode = "substitute"
+    exclude_hosts: list[str] = msgspec.field(default_factory=list)
+    reasons: dict[str, str] = msgspec.field(default_factory=dict)
+    checks: Checks | None = None
+    probe: dict[str, Any] | None = None
+    at_step: int | None = None
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What the resume side really did with a plan; sent as ``plan_applied`` in the start event.
+
+    ``not_applied`` maps each field of the plan that could not be carried out to the reason. ``start_step`` is the
+    step that the first record will carry.
+    """
+
+    plan_id: str
+    start_step: int
+    target: Target | None = None
+    reset_optimizer: bool = False
+    lr_factor: float = 1.0
+    rewarmup_steps: int = 0
+    skip_samples: Ranges = msgspec.field(default_factory=list)
+    exclude: list[Exclusion] = msgspec.field(default_factory=list)
+    not_applied: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What one executed plan leaves behind for all later attempts: skips, host exclusions, the abandoned line."""
+
+    plan_id: str
+    for_attempt: int
+    target_step: int
+    skip_samples: Ranges = msgspec.field(default_factory=list)
+    skip_epoch: int = 0
+    exclude: list[Exclusion] = msgspec.field(default_factory=list)
+    skip_mode: SkipMode = "substitute"
+    exclude_hosts: list[str] = msgspec.field(default_factory=list)
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """``RUN/ledger.json``: the executed plans of a run, oldest first. Written by the receiver alone."""
+
+    run_uid: str
+    entries: list[LedgerEntry] = msgspec.field(default_factory=list)
+    schema: int = 1
+
+    def abandoned(self, attempt: int, step: int) -> bool:
+        """Say whether a checkpoint of ``step`` written by ``attempt`` belongs to an abandoned line.
+
+        It does once a later attempt was rolled back to an older step, however high its own step and whenever it
+        was written (a SIGTERM handler writes after the decision).
+        """
+        return any(entry.for_attempt > attempt and step > entry.target_step for entry in self.entries)
+
+
+PlanLike: TypeAlias = "Plan | Applied | Ledger"
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: PlanLike) -> bytes:
+    """Encode a plan, a report or a ledger as indented JSON for a file that people read."""
+    return msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
+
+
+def decode_plan(data: bytes, where: str = "plan") -> Plan:
+    """Decode a plan.
+
+    Raises:
+        PlanError: it is torn, misses a field, or a range is empty or reversed; ``where`` names the source.
+    """
+    plan: Plan = _decode(data, Plan, where)
+    for name, ranges in (("skip_samples", plan.skip_samples),):
+        for first, end in ranges:
+            if not 0 <= first < end:
+                raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range")
+    if not 0 < plan.lr_factor <= 1:
+        raise PlanError(f"{where}: lr_factor: {plan.lr_factor} is not in (0, 1]")
+    if plan.rewarmup_steps < 0:
+        raise PlanError(f"{where}: rewarmup_steps: {plan.rewarmup_steps} is negative")
+    return plan
+
+
+def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:
+    """Decode a ledger.
+
+    Raises:
+        PlanError: as :func:`decode_plan`, or the major version is another.
+    """
+    ledger: Ledger = _decode(data, Ledger, where)
+    if ledger.schema != 1:
+        raise PlanError(f"{where}: schema {ledger.schema} is not 1, the one this version reads")
+    return ledger
+
+
+def _decode(data: bytes, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def merge_ranges(ranges: Ranges) -> Ranges:
+    """Return the same positions as sorted, disjoint, non-touching half-open ranges."""
+    merged: Ranges = []
+    for first, end in sorted(ranges):
+        if first >= end:
+            continue
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((first, end))
+    return merged

@@ -1,0 +1,331 @@
+"""Step and event lines: what the exporter writes, serves and the daemon reads; and the codec for their numbers.
+
+A line is one JSON object. JSON has no NaN and no infinities, and they are the very values that matter here, so
+they are written as the strings ``"NaN"``, ``"+Inf"`` and ``"-Inf"``. ``null`` means absent. Absent, NaN and zero are three
+things and stay three through this module. Nothing else in the project encodes or decodes a record: a bare msgspec
+encode would turn NaN into null without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+SCHEMA = 1
+
+#: A signal's value in a record: a number, or an object of numbers by its first label (and a second level for two).
+Value: TypeAlias = "float | dict[str, Value]"
+#: Half-open ranges ``[[first, end), …]``.
+Ranges: TypeAlias = list[tuple[int, int]]
+
+_WORD_OF = {math.inf: "+Inf", -math.inf: "-Inf"}
+_NUMBER_OF = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
+
+
+class RecordError(ValueError):
+    """A line that is not a record. The message says what is wrong with it; the reader adds file and line."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Line one of a journal file: whose records follow. ``schema`` is the major version of the format."""
+
+    run_uid: str
+    run: str
+    attempt: int
+    start_id: str
+    rank: int = 0
+    schema: int = SCHEMA
+
+
+class ShardSpan(msgspec.Struct, frozen=True):
+    """A shard that a step's batch drew from, with the positions ``[first, end)`` it fills in the epoch's order."""
+
+    name: str
+    first: int
+    end: int
+
+
+class RankStats(msgspec.Struct, frozen=True):
+    """One quantity over all ranks of a step: its extremes, its sum, the rank of its largest value, how many reported."""
+
+    min: float
+    max: float
+    sum: float
+    argmax: int
+    n: int
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """Record of optimizer step ``step``: the loss and gradient before update ``step`` and the update made by it.
+
+    ``seq`` numbers all lines (steps and events) of one (start_id, rank) from 1. ``time`` is Unix seconds.
+    ``stride`` is how many steps the record covers, ending at ``step``. ``signals`` maps names of
+    :data:`trainwarden.signals.SIGNALS` (or a user's own) to their values; what is absent is not a key.
+    ``samples`` are the ranges of sample positions that the step consumed.
+    """
+
+    seq: int
+    step: int
+    time: float
+    stride: int = 1
+    signals: dict[str, Value] = msgspec.field(default_factory=dict)
+    samples: Ranges = msgspec.field(default_factory=list)
+    shards: list[ShardSpan] = msgspec.field(default_factory=list)
+    ranks: dict[str, RankStats] = msgspec.field(default_factory=dict)
+    phase: str | None = None
+
+    def value(self, name: str, *labels: str) -> float | None:
+        """Return one number of the record, or None where it is absent.
+
+        Without labels a grouped signal answers with its ``all``.
+        """
+        found: Any = self.signals.get(name)
+        for label in labels:
+            if not isinstance(found, dict):
+                return found if label == "all" else None
+            found = found.get(label)
+        while isinstance(found, dict):
+            found = found.get("all")
+        return found
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """Something that happened beside the steps: a start, a checkpoint, an evaluation, a change of stage, an exit.
+
+    ``kind`` is one of :data:`EVENT_KINDS` or a user's own word. ``step`` is the last finished step, where known.
+    ``fields`` holds the rest of the line.
+    """
+
+    kind: str
+    time: float
+    seq: int = 0
+    step: int | None = None
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+#: Kinds of events that trainwarden itself knows.
+EVENT_KINDS = (
+    "start",
+    "exit",
+    "resume",
+    "checkpoint",
+    "evaluation",
+    "stage",
+    "mixture",
+    "epoch",
+    "lr_phase",
+    "batch_size",
+)
+
+Line: TypeAlias = Header | Step | Event
+
+_STEP_KEYS = frozenset({"type", "seq", "step", "time", "stride", "samples", "shards", "ranks", "phase"})
+_EVENT_KEYS = frozenset({"type", "kind", "seq", "step", "time"})
+
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
+
+
+def encode_numbers(value: Any) -> Any:
+    """Return ``value`` with every non-finite float, at any depth, as its word. Finite numbers stay as they are."""
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return _WORD_OF.get(value, "NaN")
+    if isinstance(value, Mapping):
+        return {key: encode_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode_numbers(item) for item in value]
+    if isinstance(value, msgspec.Struct):
+        return encode_numbers(msgspec.to_builtins(value))
+    return value
+
+
+def decode_number(value: Any, where: str) -> float | None:
+    """Return a record's number as a float, or None for null.
+
+    Raises:
+        RecordError: the value is neither a number nor one of the three words; ``where`` names it.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return 1.0 if value else 0.0
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str) and value in _NUMBER_OF:
+        return _NUMBER_OF[value]
+    raise RecordError(f'{where}: {value!r} is not a number (non-finite ones are "NaN", "+Inf" and "-Inf")')
+
+
+def _decode_signal(value: Any, where: str) -> Value | None:
+    if isinstance(value, dict):
+        found: dict[str, Value] = {}
+        for key, item in value.items():
+            inner = _decode_signal(item, f"{where}.{key}")
+            if inner is not None:
+                found[key] = inner
+        return found
+    return decode_number(value, where)
+
+
+def decode_line(line: bytes | str) -> Line:
+    """Decode one line of a journal or of ``/api/v1/steps``.
+
+    Unknown fields of a header are ignored; unknown numeric fields of a step are the user's own signals and
+    unknown fields of other types are ignored.
+
+    Raises:
+        RecordError: the line is torn, is no JSON object, misses a field, or has another major version.
+    """
+    try:
+        raw = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"not a JSON line: {error}") from None
+    if not isinstance(raw, dict):
+        raise RecordError("not a JSON object")
+    if "schema" in raw and "type" not in raw:
+        if raw["schema"] != SCHEMA:
+            raise RecordError(f"schema {raw['schema']!r} is not {SCHEMA}, the one this version reads")
+        return _convert(raw, Header)
+    kind = raw.get("type")
+    if kind == "step":
+        return _decode_step(raw)
+    if kind == "event":
+        return _decode_event(raw)
+    raise RecordError(f'type is {kind!r}, not "step" or "event"')
+
+
+def _convert(raw: Any, to: Any) -> Any:
+    try:
+        return msgspec.convert(raw, to)
+    except msgspec.ValidationError as error:
+        raise RecordError(str(error)) from None
+
+
+def _decode_step(raw: dict[str, Any]) -> Step:
+    signals: dict[str, Value] = {}
+    samples: Ranges = []
+    for name, value in raw.items():
+        if name in _STEP_KEYS:
+            continue
+        if isinstance(value, str) and value not in _NUMBER_OF:
+            continue  # a text field of a later version
+        if isinstance(value, list):
+            continue
+        decoded = _decode_signal(value, name)
+        if decoded is not None:
+            signals[name] = decoded
+    consumed = raw.get("samples")
+    if isinstance(consumed, list):
+        samples = _convert(consumed, Ranges)
+    elif consumed is not None:
+        number = decode_number(consumed, "samples")
+        if number is not None:
+            signals["samples_seen"] = number
+    ranks: dict[str, RankStats] = {}
+    for name, stats in (raw.get("ranks") or {}).items():
+        if not isinstance(stats, dict):
+            raise RecordError(f"ranks.{name}: not an object")
+        numbers = {key: decode_number(value, f"ranks.{name}.{key}") for key, value in stats.items()}
+        try:
+            ranks[name] = RankStats(
+                min=_given(numbers["min"]),
+                max=_given(numbers["max"]),
+                sum=_given(numbers["sum"]),
+                argmax=int(_given(numbers["argmax"])),
+                n=int(_given(numbers["n"])),
+            )
+        except (KeyError, ValueError, OverflowError) as error:
+            raise RecordError(f"ranks.{name}: {error} is missing or no whole number") from None
+    time = decode_number(raw.get("time"), "time")
+    try:
+        return Step(
+            seq=_whole(raw, "seq"),
+            step=_whole(raw, "step"),
+            time=math.nan if time is None else time,
+            stride=_whole(raw, "stride", 1),
+            signals=signals,
+            samples=samples,
+            shards=_convert(raw.get("shards") or [], list[ShardSpan]),
+            ranks=ranks,
+            phase=raw.get("phase"),
+        )
+    except TypeError as error:
+        raise RecordError(str(error)) from None
+
+
+def _given(value: float | None) -> float:
+    if value is None:
+        raise ValueError("a number")
+    return value
+
+
+def _whole(raw: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RecordError(f"{name}: {value!r} is not a whole number")
+    return value
+
+
+def _decode_event(raw: dict[str, Any]) -> Event:
+    time = decode_number(raw.get("time"), "time")
+    kind = raw.get("kind")
+    if not isinstance(kind, str):
+        raise RecordError("kind: an event needs one")
+    return Event(
+        kind=kind,
+        time=math.nan if time is None else time,
+        seq=_whole(raw, "seq", 0),
+        step=None if raw.get("step") is None else _whole(raw, "step"),
+        fields={name: value for name, value in raw.items() if name not in _EVENT_KEYS},
+    )
+
+
+def encode_line(line: Line) -> bytes:
+    """Encode a header, step or event as one line, without the newline."""
+    if isinstance(line, Header):
+        return _encoder.encode(line)
+    if isinstance(line, Step):
+        raw: dict[str, Any] = {
+            "type": "step",
+            "seq": line.seq,
+            "step": line.step,
+            "time": line.time,
+            "stride": line.stride,
+        }
+        raw.update(line.signals)
+        if line.samples:
+            raw["samples"] = line.samples
+        if line.shards:
+            raw["shards"] = line.shards
+        if line.ranks:
+            raw["ranks"] = line.ranks
+        if line.phase is not None:
+            raw["phase"] = line.phase
+        return _encoder.encode(encode_numbers(raw))
+    fields = {"type": "event", "kind": line.kind, "seq": line.seq, "step": line.step, "time": line.time}
+    return _encoder.encode(encode_numbers({**line.fields, **fields}))
+
+
+def decode_lines(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Decode the lines of a journal; a torn last line ends the stream without an error, one in the middle raises.
+
+    Raises:
+        RecordError: as :func:`decode_line`, with the number of the line in front.
+    """
+    pending: RecordError | None = None
+    for number, line in enumerate(lines, start=1):
+        if pending is not None:
+            raise pending
+        if not line.strip():
+            continue
+        try:
+            yield decode_line(line)
+        except RecordError as error:
+            pending = RecordError(f"line {number}: {error}")
+            if line.endswith(b"\n"):
+                raise pending from None

@@ -1,0 +1,258 @@
+"""The one table of signals: what a record may hold, in which unit, and how Prometheus sees it.
+
+Everything that names a series is derived from this table: the exporter's page, the documentation's table, the
+rule language's list of names and its "did you mean". A signal's name is its series name without ``train_`` and
+``_total``, except ``lr`` (``train_learning_rate``), ``skipped`` (``train_skipped_steps_total``) and
+``samples_seen`` (``train_samples_total``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Reduction = Literal["mean", "sum", "max", "min", "same", "none"]
+SeriesType = Literal["gauge", "counter"]
+Cadence = Literal["step", "cadence"]
+
+#: The parameter groups of a transformer by which norms and ratios are split; ``all`` is the whole model.
+GROUPS = ("all", "embedding", "attention", "mlp", "norm", "head", "other")
+#: What may be counted as non-finite.
+QUANTITIES = ("loss", "grad", "param", "activation", "optimizer")
+#: What the training process is doing; a hang is judged against the budget of its phase.
+PHASES = ("init", "train", "evaluation", "checkpoint", "data", "exit")
+#: Adam's two moments under their names in ``torch.optim``.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+#: How an attention logit was seen: a bound from norms, or rows that were really sampled. Never "the maximum".
+LOGIT_KINDS = ("bound", "sampled")
+
+LABEL_VALUES: dict[str, tuple[str, ...]] = {
+    "group": GROUPS,
+    "quantity": QUANTITIES,
+    "phase": PHASES,
+    "moment": MOMENTS,
+    "kind": LOGIT_KINDS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One named number of a step record.
+
+    ``labels`` name the keys of the object that a grouped signal is, outermost first. ``reduce`` says how values
+    of several ranks become one (``same``: equal on all ranks by construction, ``none``: stays with its rank).
+    ``per`` is ``step`` for what is seen at every step and ``cadence`` for what is too dear for that.
+    A ``counter`` holds the step's own increment in the record and the running total on the page, except where
+    ``cumulative`` says that the record itself holds the running total.
+    """
+
+    name: str
+    unit: str
+    help: str
+    series: str
+    type: SeriesType = "gauge"
+    labels: tuple[str, ...] = ()
+    reduce: Reduction = "same"
+    per: Cadence = "step"
+    cumulative: bool = False
+
+
+SIGNALS: tuple[Signal, ...] = (
+    Signal("loss", "nats per token", "Loss of the step's batch, before the update.", "train_loss", reduce="mean"),
+    Signal("grad_norm", "1", "L2 norm of the gradient before clipping.", "train_grad_norm", labels=("group",)),
+    Signal(
+        "clip_ratio",
+        "1",
+        "Gradient norm over the clipping threshold; above 1 the step was clipped.",
+        "train_clip_ratio",
+    ),
+    Signal("clipped_steps", "steps", "Steps whose gradient was clipped.", "train_clipped_steps_total", type="counter"),
+    Signal(
+        "grad_zero_ratio",
+        "1",
+        "Share of gradient elements that are exactly zero.",
+        "train_grad_zero_ratio",
+        labels=("group",),
+        per="cadence",
+    ),
+    Signal(
+        "update_ratio",
+        "1",
+        "RMS of the optimizer's intended update over RMS of the parameters.",
+        "train_update_ratio",
+        labels=("group",),
+        per="cadence",
+    ),
+    Signal(
+        "update_applied_ratio",
+        "1",
+        "RMS of a sampled before/after difference over RMS of the same parameters.",
+        "train_update_applied_ratio",
+        labels=("group",),
+        per="cadence",
+    ),
+    Signal(
+        "weight_rms", "1", "Root mean square of the parameters.", "train_weight_rms", labels=("group",), per="cadence"
+    ),
+    Signal(
+        "moment_rms",
+        "1",
+        "Root mean square of an optimizer moment.",
+        "train_moment_rms",
+        labels=("moment", "group"),
+        per="cadence",
+    ),
+    Signal("optimizer_step", "steps", "The optimizer's own step counter.", "train_optimizer_step", per="cadence"),
+    Signal("beta2", "1", "Decay rate of the optimizer's second moment.", "train_beta2"),
+    Signal(
+        "lr",
+        "1",
+        "Learning rate in effect at the step, by optimizer parameter group; all is the largest.",
+        "train_learning_rate",
+        labels=("group",),
+    ),
+    Signal(
+        "activation_rms",
+        "1",
+        "Root mean square of a block's output.",
+        "train_activation_rms",
+        labels=("group",),
+        reduce="max",
+        per="cadence",
+    ),
+    Signal(
+        "activation_absmax",
+        "1",
+        "Largest absolute value of a block's output.",
+        "train_activation_absmax",
+        labels=("group",),
+        reduce="max",
+        per="cadence",
+    ),
+    Signal(
+        "attention_logit",
+        "1",
+        "Attention logit: a bound from norms, or the largest of the sampled rows.",
+        "train_attention_logit",
+        labels=("kind",),
+        reduce="max",
+        per="cadence",
+    ),
+    Signal("loss_scale", "1", "GradScaler's loss scale used at the step.", "train_loss_scale"),
+    Signal(
+        "loss_scale_backoffs",
+        "backoffs",
+        "Times the loss scale was lowered.",
+        "train_loss_scale_backoffs_total",
+        type="counter",
+    ),
+    Signal(
+        "skipped",
+        "steps",
+        "Optimizer steps skipped because of non-finite gradients.",
+        "train_skipped_steps_total",
+        type="counter",
+    ),
+    Signal(
+        "nonfinite",
+        "values",
+        "Steps with a non-finite value, by quantity.",
+        "train_nonfinite_total",
+        type="counter",
+        labels=("quantity",),
+        reduce="sum",
+    ),
+    Signal(
+        "sample_position", "samples", "Position in the epoch's global order after the step.", "train_sample_position"
+    ),
+    Signal("epoch", "epochs", "Epoch of the step's batch, from 0.", "train_epoch"),
+    Signal(
+        "samples_seen",
+        "samples",
+        "Samples trained on since the run began.",
+        "train_samples_total",
+        type="counter",
+        cumulative=True,
+    ),
+    Signal(
+        "tokens",
+        "tokens",
+        "Tokens trained on since the run began.",
+        "train_tokens_total",
+        type="counter",
+        cumulative=True,
+    ),
+    Signal(
+        "batch_supervised_tokens",
+        "tokens",
+        "Tokens of the batch that carry a loss.",
+        "train_batch_supervised_tokens",
+        reduce="sum",
+    ),
+    Signal(
+        "batch_unique_token_ratio",
+        "1",
+        "Distinct token ids of the batch over the smaller of its tokens and the vocabulary.",
+        "train_batch_unique_token_ratio",
+        reduce="min",
+    ),
+    Signal(
+        "batch_longest_repeat_tokens",
+        "tokens",
+        "Longest run of one token id within a sequence of the batch.",
+        "train_batch_longest_repeat_tokens",
+        reduce="max",
+    ),
+    Signal(
+        "step_duration_seconds",
+        "seconds",
+        "Wall-clock time from the previous step's end to this one's.",
+        "train_step_duration_seconds",
+        reduce="max",
+    ),
+    Signal(
+        "rank_loss", "nats per token", "This rank's own loss, before any reduction.", "train_rank_loss", reduce="none"
+    ),
+    Signal(
+        "rank_grad_norm",
+        "1",
+        "This rank's own gradient norm, before any reduction, where it can be seen.",
+        "train_rank_grad_norm",
+        reduce="none",
+    ),
+)
+
+BY_NAME: dict[str, Signal] = {signal.name: signal for signal in SIGNALS}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of the page that is not one signal's last value: derived from several steps or from the exporter."""
+
+    name: str
+    help: str
+    type: SeriesType = "gauge"
+    labels: tuple[str, ...] = ()
+
+
+#: Trailing wall-clock window of the ``…_window_max`` and ``…_window_min`` gauges, in seconds. Not reset by a scrape.
+WINDOW_SECONDS = 60.0
+
+DERIVED: tuple[Series, ...] = (
+    Series("train_step", "Number of the last optimizer step; goes down after a rollback."),
+    Series("train_steps_total", "Optimizer steps executed by this process; never goes down.", "counter"),
+    Series("train_last_step_timestamp_seconds", "Unix time at which the last step ended."),
+    Series("train_phase", "1 for the phase that the process is in, 0 for the others.", labels=("phase",)),
+    Series("train_loss_ema_ratio", "Loss over its own bias-corrected EMA with beta 0.98."),
+    Series("train_loss_window_max", "Largest loss of the last 60 seconds; a scrape does not reset it."),
+    Series("train_grad_norm_window_max", "Largest gradient norm of the last 60 seconds; a scrape does not reset it."),
+    Series("train_grad_norm_window_min", "Smallest gradient norm of the last 60 seconds; a scrape does not reset it."),
+    Series("train_checkpoint_last_step", "Step of the newest complete checkpoint."),
+    Series(
+        "train_checkpoint_last_timestamp_seconds", "Unix time at which the newest complete checkpoint was reported."
+    ),
+    Series("train_exporter_observe_seconds_total", "Time that the exporter spent on the training thread.", "counter"),
+    Series("train_exporter_dropped_steps_total", "Steps that could not be recorded.", "counter"),
+    Series("train_exporter_dropped_series_total", "Series refused because of the limit on series.", "counter"),
+    Series("train_exporter_lag_steps", "Steps staged on the device and not yet recorded."),
+)
