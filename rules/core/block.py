@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...record import RankStats, Step, Value
+from trainwarden.record import RankStats, Step, Value
+from trainwarden.signals import BY_NAME
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -72,7 +73,6 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
 
     A grouped signal that was logged as a bare number gets the key ``(name, "all")`` if it is in the table.
     """
-    from ...signals import BY_NAME
 
     n = len(steps)
     columns: dict[Key, Column] = {}

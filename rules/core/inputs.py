@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from ...record import Event, Step
+from trainwarden.record import Event, Step
 
 
 class Start(msgspec.Struct, frozen=True):

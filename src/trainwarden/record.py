@@ -85,11 +85,11 @@ class Step(msgspec.Struct, kw_only=True):
         found: Any = self.signals.get(name)
         for label in labels:
             if not isinstance(found, dict):
-                return found if label == "all" else None
+                return float(found) if found is not None and label == "all" else None
             found = found.get(label)
         while isinstance(found, dict):
             found = found.get("all")
-        return found
+        return None if found is None else float(found)
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -190,7 +190,8 @@ def decode_line(line: bytes | str) -> Line:
     if "schema" in raw and "type" not in raw:
         if raw["schema"] != SCHEMA:
             raise RecordError(f"schema {raw['schema']!r} is not {SCHEMA}, the one this version reads")
-        return _convert(raw, Header)
+        header: Header = _convert(raw, Header)
+        return header
     kind = raw.get("type")
     if kind == "step":
         return _decode_step(raw)
