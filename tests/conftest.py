@@ -1,0 +1,29 @@
+"""What holds for every test: one thread for torch, no settings of the caller's shell, properties without a clock."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything imports torch: two cores are shared by training processes, daemons and the tests themselves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# A property that holds is not made false by a slow machine, and CI looks at the same examples each time.
+settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what a supervisor or an operator's shell has set for trainwarden out of the environment."""
+    for name in [name for name in os.environ if name.startswith("TRAINWARDEN_")]:
+        monkeypatch.delenv(name)
