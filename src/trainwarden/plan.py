@@ -7,6 +7,7 @@ single way into a run.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -146,18 +147,40 @@ def decode_plan(data: bytes, where: str = "plan") -> Plan:
     """Decode a plan.
 
     Raises:
-        PlanError: it is torn, misses a field, or a range is empty or reversed; ``where`` names the source.
+        PlanError: it is torn, misses a field, or :func:`check_plan` finds fault with it; ``where`` names the source.
     """
     plan: Plan = _decode(data, Plan, where)
-    for name, ranges in (("skip_samples", plan.skip_samples),):
-        for first, end in ranges:
-            if not 0 <= first < end:
-                raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range")
+    check_plan(plan, where)
+    return plan
+
+
+#: A plan's id becomes part of a file's name.
+_PLAN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_plan(plan: Plan, where: str = "plan") -> None:
+    """Refuse a plan that is well-formed and cannot be meant.
+
+    Raises:
+        PlanError: its id is no file name, a range is empty or reversed, or a number is out of bounds.
+    """
+    if not _PLAN_ID.fullmatch(plan.plan_id):
+        raise PlanError(f"{where}: plan_id: {plan.plan_id!r} is not made of letters, digits, '.', '_' and '-'")
+    ranges = [("skip_samples", first, end) for first, end in plan.skip_samples]
+    ranges += [("exclude", item.first, item.end) for item in plan.exclude]
+    ranges += [("checks.skipped", first, end) for first, end in plan.checks.skipped] if plan.checks else []
+    for name, first, end in ranges:
+        if not 0 <= first < end:
+            raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range")
     if not 0 < plan.lr_factor <= 1:
         raise PlanError(f"{where}: lr_factor: {plan.lr_factor} is not in (0, 1]")
-    if plan.rewarmup_steps < 0:
-        raise PlanError(f"{where}: rewarmup_steps: {plan.rewarmup_steps} is negative")
-    return plan
+    for name, number in (
+        ("rewarmup_steps", plan.rewarmup_steps),
+        ("for_attempt", plan.for_attempt),
+        ("skip_epoch", plan.skip_epoch),
+    ):
+        if number < 0:
+            raise PlanError(f"{where}: {name}: {number} is negative")
 
 
 def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:
@@ -175,7 +198,7 @@ def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:
 def _decode(data: bytes, kind: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{where}: {error}") from None
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from .signals import BY_NAME
+
 SCHEMA = 1
 
 #: A signal's value in a record: a number, or an object of numbers by its first label (and a second level for two).
@@ -125,6 +127,9 @@ Line: TypeAlias = Header | Step | Event
 _STEP_KEYS = frozenset({"type", "seq", "step", "time", "stride", "samples", "shards", "ranks", "phase"})
 _EVENT_KEYS = frozenset({"type", "kind", "seq", "step", "time"})
 
+#: Steps, positions and sequence numbers become int64 columns.
+_LARGEST = 2**63 - 1
+
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 
@@ -133,7 +138,7 @@ def encode_numbers(value: Any) -> Any:
     """Return ``value`` with every non-finite float, at any depth, as its word. Finite numbers stay as they are."""
     if isinstance(value, float):
         if math.isfinite(value):
-            return value
+            return float(value)  # numpy's float64 is a float that msgspec does not encode
         return _WORD_OF.get(value, "NaN")
     if isinstance(value, Mapping):
         return {key: encode_numbers(item) for key, item in value.items()}
@@ -155,10 +160,24 @@ def decode_number(value: Any, where: str) -> float | None:
     if isinstance(value, bool):
         return 1.0 if value else 0.0
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise RecordError(f"{where}: a whole number beyond the range of a float") from None
     if isinstance(value, str) and value in _NUMBER_OF:
         return _NUMBER_OF[value]
     raise RecordError(f'{where}: {value!r} is not a number (non-finite ones are "NaN", "+Inf" and "-Inf")')
+
+
+def decode_numbers(value: Any) -> Any:
+    """Return ``value`` with each of the three words, at any depth, as its float: what :func:`encode_numbers` undoes."""
+    if isinstance(value, str):
+        return _NUMBER_OF.get(value, value)
+    if isinstance(value, dict):
+        return {key: decode_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode_numbers(item) for item in value]
+    return value
 
 
 def _decode_signal(value: Any, where: str) -> Value | None:
@@ -176,14 +195,14 @@ def decode_line(line: bytes | str) -> Line:
     """Decode one line of a journal or of ``/api/v1/steps``.
 
     Unknown fields of a header are ignored; unknown numeric fields of a step are the user's own signals and
-    unknown fields of other types are ignored.
+    unknown fields of other types are ignored. In an event the three words are numbers at any depth.
 
     Raises:
         RecordError: the line is torn, is no JSON object, misses a field, or has another major version.
     """
     try:
         raw = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RecordError(f"not a JSON line: {error}") from None
     if not isinstance(raw, dict):
         raise RecordError("not a JSON object")
@@ -213,22 +232,29 @@ def _decode_step(raw: dict[str, Any]) -> Step:
     for name, value in raw.items():
         if name in _STEP_KEYS:
             continue
-        if isinstance(value, str) and value not in _NUMBER_OF:
-            continue  # a text field of a later version
-        if isinstance(value, list):
-            continue
-        decoded = _decode_signal(value, name)
+        try:
+            decoded = _decode_signal(value, name)
+        except RecordError:
+            if name in BY_NAME:
+                raise
+            continue  # a text, a list or an object of a later version
         if decoded is not None:
             signals[name] = decoded
     consumed = raw.get("samples")
     if isinstance(consumed, list):
         samples = _convert(consumed, Ranges)
+        for first, end in samples:
+            if not 0 <= first <= end <= _LARGEST:
+                raise RecordError(f"samples: [{first}, {end}) is no half-open range of positions")
     elif consumed is not None:
         number = decode_number(consumed, "samples")
         if number is not None:
             signals["samples_seen"] = number
     ranks: dict[str, RankStats] = {}
-    for name, stats in (raw.get("ranks") or {}).items():
+    by_name = raw.get("ranks") or {}
+    if not isinstance(by_name, dict):
+        raise RecordError("ranks: not an object")
+    for name, stats in by_name.items():
         if not isinstance(stats, dict):
             raise RecordError(f"ranks.{name}: not an object")
         numbers = {key: decode_number(value, f"ranks.{name}.{key}") for key, value in stats.items()}
@@ -243,20 +269,20 @@ def _decode_step(raw: dict[str, Any]) -> Step:
         except (KeyError, ValueError, OverflowError) as error:
             raise RecordError(f"ranks.{name}: {error} is missing or no whole number") from None
     time = decode_number(raw.get("time"), "time")
-    try:
-        return Step(
-            seq=_whole(raw, "seq"),
-            step=_whole(raw, "step"),
-            time=math.nan if time is None else time,
-            stride=_whole(raw, "stride", 1),
-            signals=signals,
-            samples=samples,
-            shards=_convert(raw.get("shards") or [], list[ShardSpan]),
-            ranks=ranks,
-            phase=raw.get("phase"),
-        )
-    except TypeError as error:
-        raise RecordError(str(error)) from None
+    stride = _whole(raw, "stride", 1)
+    if stride < 1:
+        raise RecordError(f"stride: {stride} is less than 1")
+    return Step(
+        seq=_whole(raw, "seq"),
+        step=_whole(raw, "step"),
+        time=math.nan if time is None else time,
+        stride=stride,
+        signals=signals,
+        samples=samples,
+        shards=_convert(raw.get("shards") or [], list[ShardSpan]),
+        ranks=ranks,
+        phase=_convert(raw.get("phase"), str | None),
+    )
 
 
 def _given(value: float | None) -> float:
@@ -267,8 +293,8 @@ def _given(value: float | None) -> float:
 
 def _whole(raw: dict[str, Any], name: str, default: int | None = None) -> int:
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RecordError(f"{name}: {value!r} is not a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST:
+        raise RecordError(f"{name}: {value!r:.40} is not a whole number of 64 bits")
     return value
 
 
@@ -282,12 +308,16 @@ def _decode_event(raw: dict[str, Any]) -> Event:
         time=math.nan if time is None else time,
         seq=_whole(raw, "seq", 0),
         step=None if raw.get("step") is None else _whole(raw, "step"),
-        fields={name: value for name, value in raw.items() if name not in _EVENT_KEYS},
+        fields={name: decode_numbers(value) for name, value in raw.items() if name not in _EVENT_KEYS},
     )
 
 
 def encode_line(line: Line) -> bytes:
-    """Encode a header, step or event as one line, without the newline."""
+    """Encode a header, step or event as one line, without the newline.
+
+    Raises:
+        RecordError: a signal or an event's field bears a name that the line itself needs, such as ``seq``.
+    """
     if isinstance(line, Header):
         return _encoder.encode(line)
     if isinstance(line, Step):
@@ -298,6 +328,7 @@ def encode_line(line: Line) -> bytes:
             "time": line.time,
             "stride": line.stride,
         }
+        _refuse_taken(line.signals, _STEP_KEYS)
         raw.update(line.signals)
         if line.samples:
             raw["samples"] = line.samples
@@ -309,7 +340,14 @@ def encode_line(line: Line) -> bytes:
             raw["phase"] = line.phase
         return _encoder.encode(encode_numbers(raw))
     fields = {"type": "event", "kind": line.kind, "seq": line.seq, "step": line.step, "time": line.time}
-    return _encoder.encode(encode_numbers({**line.fields, **fields}))
+    _refuse_taken(line.fields, _EVENT_KEYS)
+    return _encoder.encode(encode_numbers({**fields, **line.fields}))
+
+
+def _refuse_taken(names: Iterable[str], taken: frozenset[str]) -> None:
+    for name in names:
+        if name in taken:
+            raise RecordError(f"{name}: the line itself has a field of this name; choose another")
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[Line]:

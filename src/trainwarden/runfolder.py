@@ -70,7 +70,7 @@ class RunFolder:
         if self.path.is_dir():
             for entry in self.path.iterdir():
                 number = entry.name.removeprefix("attempt-")
-                if entry.name != number and number.isdigit() and entry.is_dir():
+                if entry.name != number and _is_number(number) and entry.is_dir():
                     found.append(int(number))
         return sorted(found)
 
@@ -80,10 +80,14 @@ class RunFolder:
             folder = self.path / f"attempt-{attempt}"
             starts = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_age)
             for start in starts:
-                ranks = (entry for entry in start.iterdir() if entry.name.startswith("rank-"))
-                for folder_of_rank in sorted(ranks, key=lambda entry: int(entry.name.removeprefix("rank-"))):
-                    if rank is None or folder_of_rank.name == f"rank-{rank}":
-                        yield from sorted(folder_of_rank.glob("*.ndjson"))
+                ranks = {
+                    int(entry.name[5:]): entry
+                    for entry in start.iterdir()
+                    if entry.name.startswith("rank-") and _is_number(entry.name[5:])
+                }
+                for number in sorted(ranks):
+                    if rank is None or rank == number:
+                        yield from sorted(ranks[number].glob("*.ndjson"))
 
     def identity(self) -> RunIdentity | None:
         """Return the run's identity, or None before its first start.
@@ -96,7 +100,7 @@ class RunFolder:
             return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RunFolderError(f"{path}: {error}; restore it, or move the folder away to begin a new run") from None
 
     def open_identity(self) -> RunIdentity:
@@ -122,7 +126,7 @@ class RunFolder:
         """Return the bearer token of the exporters' API, generating it (mode 0600) where ``create`` says so.
 
         Raises:
-            RunFolderError: other users could read the token.
+            RunFolderError: other users could read the token, or the file is empty.
         """
         path = self.path / "token"
         if create and not path.exists():
@@ -142,9 +146,12 @@ class RunFolder:
                 raise RunFolderError(
                     f"{path}: other users can read it; chmod 600 it, or delete it to have a new one made"
                 )
-            return path.read_text().strip()
+            token = path.read_text().strip()
         except FileNotFoundError:
             return None
+        if not token:
+            raise RunFolderError(f"{path}: is empty; delete it to have a new one made")
+        return token
 
     def ledger(self) -> plans.Ledger | None:
         """Return the ledger, or None where no plan was ever executed.
@@ -179,14 +186,12 @@ class RunFolder:
         identity = self.identity()
         for path in sorted(self.plan_folder.glob("*.json")) if self.plan_folder.is_dir() else []:
             try:
-                status = path.lstat()
-                if not stat.S_ISREG(status.st_mode):
-                    raise plans.PlanError(f"{path}: is not a plain file")
+                status, data = _read_plain(path)
                 if status.st_uid not in (os.geteuid(), 0):
                     raise plans.PlanError(f"{path}: belongs to another user (uid {status.st_uid})")
                 if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                     raise plans.PlanError(f"{path}: mode {stat.S_IMODE(status.st_mode):o}, a plan must be 0600")
-                plan = plans.decode_plan(path.read_bytes(), str(path))
+                plan = plans.decode_plan(data, str(path))
                 if identity is None or plan.run_uid != identity.run_uid:
                     raise plans.PlanError(f"{path}: run_uid: {plan.run_uid} is not this run's")
                 if path.name != f"{plan.for_attempt}-{plan.plan_id}.json":
@@ -218,6 +223,18 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _read_plain(path: Path) -> tuple[os.stat_result, bytes]:
+    """Return status and contents of one and the same file, which must be no link, device or pipe."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise plans.PlanError(f"{path}: is not a plain file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        return os.fstat(file.fileno()), file.read()
+
+
 def _age(path: Path) -> tuple[float, str]:
     """Order start folders by the time of their first journal line; the folder's own mtime moves with later writes."""
     times = [first.stat().st_mtime for first in path.glob("rank-*/00001.ndjson")]
@@ -226,7 +243,7 @@ def _age(path: Path) -> tuple[float, str]:
             for line in file:
                 try:
                     raw = msgspec.json.decode(line)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     break
                 if isinstance(raw, dict) and isinstance(raw.get("time"), int | float):
                     return (float(raw["time"]), path.name)

@@ -11,15 +11,19 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
 
-from .plan import ENDING_ACTIONS, Action, Plan
+from .plan import ENDING_ACTIONS, Action, Plan, PlanError, check_plan
 
 #: How far a webhook-timestamp may lie from the receiver's clock, in seconds (Standard Webhooks 1.0.0).
 TOLERANCE_SECONDS = 300
+
+#: Visible ASCII; a dot would shift the borders of what is signed.
+_MESSAGE_ID = re.compile(r"[!-\-/-~]{1,256}")
 
 TYPE_OF: dict[str, str] = {
     "rollback": "training.rollback.requested",
@@ -93,14 +97,18 @@ def decode_envelope(body: bytes) -> Envelope:
     """Decode a verified body.
 
     Raises:
-        WebhookError: a field is missing, has the wrong type, or the type is not known.
+        WebhookError: a field is missing, has the wrong type, the type is not known or asks for another action than the
+            plan, or the plan is one that the resume side would refuse.
     """
     try:
         envelope = msgspec.json.decode(body, type=Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        check_plan(envelope.data.plan, "data.plan")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, PlanError) as error:
         raise WebhookError(f"body: {error}") from None
     if envelope.type not in ACTION_OF:
         raise WebhookError(f"body: type {envelope.type!r} is not one of {', '.join(sorted(ACTION_OF))}")
+    if envelope.action not in ("pin", envelope.data.plan.action):
+        raise WebhookError(f"body: type {envelope.type} with a plan for {envelope.data.plan.action}")
     return envelope
 
 
@@ -123,13 +131,13 @@ def sign(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, s
     """Return the three headers of a delivery made at ``at`` (aware). Each attempt at delivery signs anew.
 
     Raises:
-        WebhookError: the secret is malformed, the id holds a dot, or ``at`` is naive.
+        WebhookError: the secret or the id is malformed, or ``at`` is naive.
     """
     from standardwebhooks import Webhook
 
     decode_secret(secret)
-    if "." in message_id:
-        raise WebhookError(f"id {message_id!r}: must not contain a dot")
+    if not _MESSAGE_ID.fullmatch(message_id):
+        raise WebhookError(f"id {message_id!r}: must be 1 to 256 visible ASCII characters without a dot")
     if at.tzinfo is None:
         raise WebhookError("time of a delivery must be aware")
     utc = at.astimezone(UTC)  # the library relabels a non-UTC time instead of converting it
@@ -159,7 +167,7 @@ def verify(secrets: list[str], headers: Mapping[str, str], body: bytes, now: dat
         signatures = lowered["webhook-signature"]
     except KeyError as error:
         raise WebhookError(f"header {error.args[0]} is missing") from None
-    if not message_id or not message_id.isascii() or "." in message_id or len(message_id) > 256:
+    if not _MESSAGE_ID.fullmatch(message_id):
         raise WebhookError("header webhook-id: malformed")
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12):
         raise WebhookError("header webhook-timestamp: not a whole number of seconds")
