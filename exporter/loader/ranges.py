@@ -1,0 +1,83 @@
+"""Algebra of half-open ranges of positions: union is :func:`trainwarden.plan.merge_ranges`, the rest is here.
+
+Lists that these functions return are sorted, disjoint and non-touching.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from trainwarden.plan import merge_ranges
+from trainwarden.record import Ranges
+
+from .permutation import Indices
+
+#: One bit an element: whether it is meant.
+Mask = npt.NDArray[np.bool_]
+
+
+def of_positions(positions: Indices) -> Ranges:
+    """Return the ranges that hold exactly these positions; order and repetition do not matter."""
+    if positions.size == 0:
+        return []
+    ordered = np.unique(positions)
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    firsts = ordered[np.concatenate(([0], breaks + 1))]
+    lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
+    return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def length(ranges: Ranges) -> int:
+    """Return how many positions the ranges hold, counting each once."""
+    return sum(end - first for first, end in merge_ranges(ranges))
+
+
+def within(ranges: Ranges, first: int, end: int) -> Ranges:
+    """Return the part of the ranges that lies in ``[first, end)``."""
+    return merge_ranges([(max(first, low), min(end, high)) for low, high in ranges])
+
+
+def without(ranges: Ranges, removed: Ranges) -> Ranges:
+    """Return the positions of ``ranges`` that are not in ``removed``."""
+    left: Ranges = []
+    holes = merge_ranges(removed)
+    for first, end in merge_ranges(ranges):
+        at = first
+        for low, high in holes:
+            if high <= at:
+                continue
+            if low >= end:
+                break
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+class RangeSet:
+    """Ranges laid out for asking about many positions at once."""
+
+    __slots__ = ("_ends", "_firsts", "ranges")
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = merge_ranges(ranges)
+        self._firsts = np.array([first for first, _ in self.ranges], dtype=np.int64)
+        self._ends = np.array([end for _, end in self.ranges], dtype=np.int64)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def holds(self, positions: Indices) -> Mask:
+        """Say of each position whether it lies in one of the ranges."""
+        slots = np.searchsorted(self._firsts, positions, side="right") - 1
+        inside = slots >= 0
+        inside[inside] = positions[inside] < self._ends[slots[inside]]
+        return inside
+
+    def touches(self, first: int, end: int) -> bool:
+        """Say whether any position of ``[first, end)`` lies in one of the ranges."""
+        slot = int(np.searchsorted(self._firsts, end, side="left")) - 1
+        return slot >= 0 and int(self._ends[slot]) > first
