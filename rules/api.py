@@ -1,0 +1,125 @@
+"""The daemon's HTTP API: incidents, health and metrics. It only reads, and listens on loopback unless configured.
+
+Answers under ``/api`` are ``{"status": "success", "data": …}`` or ``{"status": "error", "error": …}``. What it shows
+was committed: after a crash the same is there.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from trainwarden.rules.metrics import Metrics
+from trainwarden.rules.store import Store
+
+_MOST = 10_000
+
+
+def make_app(store: Store, metrics: Metrics, unready: Callable[[], str]) -> Starlette:
+    """Return the application; ``unready()`` says why the daemon is not ready, or nothing."""
+
+    def incidents(request: Request) -> Response:
+        query = request.query_params
+        unknown = set(query) - {"run", "state", "limit"}
+        limit = query.get("limit", "1000")
+        if unknown or not limit.isdigit() or not 1 <= int(limit) <= _MOST:
+            return _error(400, f"parameters are run, state and limit (1 to {_MOST})")
+        return _data(store.rows("incident", query.get("run"), query.get("state"), int(limit)))
+
+    def incident(request: Request) -> Response:
+        found = store.row("incident", request.path_params["identity"])
+        if found is None:
+            return _error(404, f"no incident {request.path_params['identity'][:64]}")
+        return _data(found)
+
+    def notices(request: Request) -> Response:
+        return _data(store.rows("notice", request.query_params.get("run")))
+
+    def healthy(request: Request) -> Response:
+        return PlainTextResponse("healthy\n")
+
+    def ready(request: Request) -> Response:
+        why = unready()
+        return PlainTextResponse(f"{why or 'ready'}\n", status_code=503 if why else 200)
+
+    def page(request: Request) -> Response:
+        body, kind = metrics.page()
+        return Response(body, media_type=kind)
+
+    def landing(request: Request) -> Response:
+        return PlainTextResponse("trainwarden: /api/v1/incidents /api/v1/notices /metrics /-/healthy /-/ready\n")
+
+    return Starlette(
+        routes=[
+            Route("/", landing),
+            Route("/api/v1/incidents", incidents),
+            Route("/api/v1/incidents/{identity}", incident),
+            Route("/api/v1/notices", notices),
+            Route("/-/healthy", healthy),
+            Route("/-/ready", ready),
+            Route("/metrics", page),
+        ],
+    )
+
+
+def _data(data: object) -> Response:
+    return JSONResponse({"status": "success", "data": data})
+
+
+def _error(status: int, says: str) -> Response:
+    return JSONResponse({"status": "error", "error": says}, status_code=status)
+
+
+class Api:
+    """The application on a thread of its own. The port is bound at once; 0 takes a free one.
+
+    Raises:
+        OSError: the address is taken.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics, unready: Callable[[], str], listen: tuple[str, int]) -> None:
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(listen)
+        except OSError as error:
+            self._socket.close()
+            raise OSError(error.errno, f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}") from None
+        config = uvicorn.Config(
+            make_app(store, metrics, unready),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            limit_concurrency=200,
+            server_header=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="api", daemon=True
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens: ``host:port``."""
+        host, port = self._socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def start(self) -> None:
+        """Serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what is being asked, then stop."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self._socket.close()

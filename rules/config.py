@@ -1,0 +1,233 @@
+"""The daemon's configuration: ``trainwarden.yml``, its defaults, what is checked and where secrets come from.
+
+Precedence is flags, then environment (both handed in by the command line as ``overrides``), then the file, then the
+defaults. Relative paths are relative to the file. Every error names file, line, column and field, all of a file's
+errors at once. A secret never stands in the file: it lies in a file of its own that nobody else can read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.fields import Path as FieldPath
+from trainwarden.rules.fields import Seconds, convert, where
+from trainwarden.rules.yamltext import Problem, YamlError, load
+from trainwarden.webhook import WebhookError, decode_secret
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. ``errors`` holds one line per fault: ``file:line:col: field: what``."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = errors
+
+
+class SourceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where exporters are: a static list ``targets`` of host:port, or a ``folder`` (glob) of file_sd target files.
+
+    ``token_file`` holds the bearer token of the exporters' API; with ``folder`` it defaults to ``../token`` beside the
+    folder, where a run keeps it. ``act: false`` makes the source observe-only, whatever the policy says.
+    """
+
+    targets: list[str] = []
+    folder: str | None = None
+    token_file: str | None = None
+    act: bool = True
+
+    def __post_init__(self) -> None:
+        if bool(self.targets) == (self.folder is not None):
+            raise ValueError("give either targets or folder")
+        for target in self.targets:
+            check_address(target)
+
+
+class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The receiver that carries actions out. ``status_url`` defaults to ``/api/v1/requests`` on the same host.
+
+    ``timeout`` bounds one delivery as a whole.
+    """
+
+    url: str
+    secret_file: str
+    status_url: str | None = None
+    timeout: Seconds = Seconds(15.0)
+
+    def __post_init__(self) -> None:
+        for name, url in (("url", self.url), ("status_url", self.status_url)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ValueError(f"{name}: {url!r} is not an http:// or https:// address")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one poll may cost, so that a broken or lying peer costs no more than its turn."""
+
+    connect_timeout: Seconds = Seconds(3.0)
+    response_timeout: Seconds = Seconds(10.0)
+    response_bytes: int = 32 * 1024 * 1024
+    page_lines: int = 2000
+    pages_per_poll: int = 5
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon writes to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["logfmt", "json"] = "logfmt"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file. Observe-only by default: acting is ``policy: {mode: act}``.
+
+    ``snapshot_interval`` is the longest time between two transactions; an effect never waits for it. Finished outbox
+    rows and closed journal rows are kept for ``retention``.
+    """
+
+    sources: list[SourceConfig]
+    listen: str = "127.0.0.1:17080"
+    state: str = "trainwarden.db"
+    poll_interval: Seconds = Seconds(2.0)
+    poll_threads: int = 8
+    tick_interval: Seconds = Seconds(1.0)
+    snapshot_interval: Seconds = Seconds(3.0)
+    queue_size: int = 1000
+    retention: Seconds = Seconds(30 * 86400.0)
+    rules: list[str] = msgspec.field(default_factory=lambda: ["default"])
+    policy: Settings = Settings()
+    receiver: ReceiverConfig | None = None
+    limits: Limits = Limits()
+    log: LogConfig = LogConfig()
+    #: Folder that relative paths are relative to; not a field of the file.
+    base: str = "."
+
+    def __post_init__(self) -> None:
+        check_address(self.listen)
+        if not self.sources:
+            raise ValueError("sources: give at least one, or the daemon has nothing to watch")
+        for name, value in (("poll_threads", self.poll_threads), ("queue_size", self.queue_size)):
+            if not 1 <= value <= 100_000:
+                raise ValueError(f"{name}: {value} is not between 1 and 100000")
+
+    def path(self, text: str) -> Path:
+        """Return a path of the file as it lies on disk."""
+        return Path(self.base) / Path(text).expanduser()
+
+
+def check_address(text: str) -> tuple[str, int]:
+    """Split ``host:port``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535 or "/" in text:
+        raise ValueError(f"{text!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def read_config(text: str, source: str, base: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """Read a configuration from ``text``; ``source`` names it in errors, ``overrides`` replace top-level fields.
+
+    ``overrides`` may hold ``mode`` (of the policy), ``log_level`` and ``log_format`` besides the file's own fields.
+
+    Raises:
+        ConfigError: with all of its errors.
+    """
+    try:
+        document = load(text, source)
+    except YamlError as error:
+        raise ConfigError([str(problem) for problem in error.problems]) from None
+    problems: list[Problem] = []
+
+    def complain(path: FieldPath, says: str) -> None:
+        place = document.key_position(path) if says.startswith("unknown field") else document.position(path)
+        problems.append(document.problem(place, f"{where(path) or 'file'}: {says}"))
+
+    value = document.value
+    raw: Any = {} if value is None else dict(value) if isinstance(value, dict) else value
+    if isinstance(raw, dict):
+        if "base" in raw:
+            complain(("base",), "unknown field")
+        raw = _override(raw, overrides or {})
+        raw["base"] = str(base)
+    config = convert(raw, Config, complain)
+    if problems or config is None:
+        raise ConfigError([str(problem) for problem in sorted(problems, key=lambda one: (one.line, one.column))])
+    return config
+
+
+def _override(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    for name, value in overrides.items():
+        if value is None:
+            continue
+        section, field = {
+            "mode": ("policy", "mode"),
+            "log_level": ("log", "level"),
+            "log_format": ("log", "format"),
+        }.get(name, ("", name))
+        if not section:
+            raw[field] = value
+        elif isinstance(raw.get(section, {}), dict):
+            raw[section] = {**raw.get(section, {}), field: value}
+    return raw
+
+
+def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read or used.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
+    return read_config(text, str(path), path.parent, overrides)
+
+
+def read_secret(path: Path) -> str:
+    """Return the contents of a secret's file.
+
+    Raises:
+        ConfigError: it is missing, empty, not a plain file, or others can read it.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError([f"{path}: is not a plain file"])
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(
+                [f"{path}: other users can read it (mode {stat.S_IMODE(status.st_mode):o}); chmod 600 it"]
+            )
+        if status.st_uid not in (os.geteuid(), 0):
+            raise ConfigError([f"{path}: belongs to another user (uid {status.st_uid})"])
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
+    if not text:
+        raise ConfigError([f"{path}: is empty"])
+    return text
+
+
+def read_webhook_secret(path: Path) -> str:
+    """Return the ``whsec_…`` secret in a file.
+
+    Raises:
+        ConfigError: as :func:`read_secret`, or it is no such secret.
+    """
+    text = read_secret(path)
+    try:
+        decode_secret(text)
+    except WebhookError as error:
+        raise ConfigError([f"{path}: {error}"]) from None
+    return text
+
+
+def _says(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
