@@ -1,0 +1,18 @@
+"""Fixtures of the receiver's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.receiver.supervised import Supervised
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    found = Supervised(tmp_path / "runs")
+    found.run.path.parent.mkdir()
+    yield found
+    found.end()
