@@ -81,6 +81,11 @@ PLANTED: list[tuple[Law, dict[str, str], str]] = [
     (laws.leaves_are_tested_and_documented, {f"{E}/probes/lonely.py": ""}, f"{E}/probes/lonely.py:1: no test"),
     (
         laws.leaves_are_tested_and_documented,
+        {f"{C}/operators/waves.py": "FUNCTIONS = (Function('sine', 1),)", "tests/test_waves.py": "sine(loss)"},
+        f"{C}/operators/waves.py:1: no page of docs/ names sine",
+    ),
+    (
+        laws.leaves_are_tested_and_documented,
         {f"{R}/notifiers/pigeon.py": "", "tests/rules/test_pigeon.py": ""},
         f"{R}/notifiers/pigeon.py:1: no page",
     ),
