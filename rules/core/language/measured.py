@@ -1,0 +1,230 @@
+"""Signals as the language sees them: measured, not due, stale or never seen, row by row.
+
+A value that is absent from a record is *not due* while the last one is young enough: it stands in, without weight. It is
+*stale* once it is older than ``max(20 steps, twice the signal's cadence)``, and unknown from then on. The cadence is
+learned from the gaps between measurements, so nobody has to configure it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainwarden.rules.core.block import Block, Bools, Column, Key
+
+from .operator import Operator
+from .packing import pack_float, unpack_float
+from .series import Frame, Series, Vector
+
+#: A last value stands in for at least this many steps.
+STALE_AFTER = 20
+#: Members of one vector that are followed; a run with more ranks reports their extremes itself.
+MOST_MEMBERS = 4096
+
+# A burst of measurements at every step must not make a slow signal stale right after it: the cadence is forgotten slowly.
+_FORGET = 0.99
+
+#: Signals of the gradient and of the update made from it. A step that the GradScaler skipped makes no update, and what
+#: a log repeats for it is the value of an earlier step: not due.
+OF_THE_UPDATE = frozenset(
+    {
+        "clip_ratio",
+        "clipped_steps",
+        "grad_norm",
+        "grad_zero_ratio",
+        "moment_rms",
+        "rank_grad_norm",
+        "update_applied_ratio",
+        "update_ratio",
+    }
+)
+
+
+class Presence:
+    """Whether one column's value is measured, not due or unknown at each row. State: five numbers."""
+
+    __slots__ = ("cadence", "gap", "last", "last_step")
+
+    def __init__(self) -> None:
+        self.last = np.nan
+        self.last_step: int | None = None
+        self.gap: int | None = None
+        self.cadence = 0.0
+
+    def read(self, frame: Frame, column: Column | None, hidden: Bools | None = None) -> Series:
+        """Return the column over the block; rows where ``hidden`` is set count as not due."""
+        rows = frame.rows
+        if column is None:
+            return self._carry(frame)
+        present = column.present if hidden is None else column.present & ~hidden
+        if present.all():
+            for step in frame.steps:
+                self._measured(step)
+            self.last = float(column.values[-1])
+            return Series(column.values, present, present)
+        if not present.any():
+            return self._carry(frame)
+        values = np.full(rows, np.nan)
+        known = np.zeros(rows, dtype=np.bool_)
+        given = column.values.tolist()
+        for row, (step, here) in enumerate(zip(frame.steps, present.tolist(), strict=True)):
+            if here:
+                self._measured(step)
+                self.last = given[row]
+            if here or self._young(step):
+                values[row] = self.last
+                known[row] = True
+        return Series(values, known, present)
+
+    def dump(self) -> list[Any]:
+        """Return the state as a list."""
+        return [pack_float(self.last), self.last_step, self.gap, self.cadence]
+
+    def load(self, state: Any) -> None:
+        """Take up a dumped state."""
+        last, self.last_step, self.gap, self.cadence = state
+        self.last = unpack_float(last)
+
+    def _carry(self, frame: Frame) -> Series:
+        nowhere = np.zeros(frame.rows, dtype=np.bool_)
+        if self.last_step is None:
+            return Series(np.full(frame.rows, np.nan), nowhere, nowhere)
+        known = frame.step - self.last_step <= self._limit()
+        return Series(np.where(known, self.last, np.nan), known, nowhere)
+
+    def _measured(self, step: int) -> None:
+        if self.last_step is not None:
+            gap = step - self.last_step
+            # The smaller of two neighbouring gaps: one long outage is no cadence.
+            usual = gap if self.gap is None else min(gap, self.gap)
+            self.cadence = max(float(usual), _FORGET * self.cadence)
+            self.gap = gap
+        self.last_step = step
+
+    def _young(self, step: int) -> bool:
+        return self.last_step is not None and step - self.last_step <= self._limit()
+
+    def _limit(self) -> float:
+        return max(float(STALE_AFTER), 2 * self.cadence)
+
+
+class Signal(Operator):
+    """A selector: one number a step.
+
+    Warm-up: the first measurement. State: five numbers. Cost: O(1) a record. Where the record has no such column but
+    ``parts`` is set, the sum of the signal's other columns stands in for ``all``.
+    """
+
+    __slots__ = ("_key", "_parts", "_presence")
+
+    def __init__(self, key: Key, parts: bool) -> None:
+        self._key = key
+        self._parts = parts
+        self._presence = Presence()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the signal over the block."""
+        column = frame.block.columns.get(self._key)
+        if self._parts:
+            column = _total(frame.block, self._key, column)
+        return self._presence.read(frame, column, _hidden(frame, self._key[0]))
+
+    def dump(self) -> Any:
+        """Return the last value and what is known of the cadence."""
+        return self._presence.dump()
+
+    def load(self, state: Any) -> None:
+        """Take up a dumped state."""
+        self._presence.load(state)
+
+
+class Members(Operator):
+    """``signal by label``: a number for each rank or label value that was ever seen.
+
+    Warm-up: the first measurement of each member. State: five numbers a member, at most 4,096 members. Cost: O(members)
+    a record. By rank, a rank's own value before any reduction (``rank_loss``) is preferred to what it logged as ``loss``.
+    """
+
+    __slots__ = ("_axis", "_key", "_order", "_presences")
+
+    def __init__(self, key: Key, axis: int, order: tuple[str, ...]) -> None:
+        self._key = key
+        self._axis = axis  # 0 for ranks, else the place of the label in the key
+        self._order = order
+        self._presences: dict[str, Presence] = {}
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Vector:
+        """Return all members over the block."""
+        columns = self._by_rank(frame.block) if self._axis == 0 else self._by_label(frame.block)
+        for member in columns:
+            if member not in self._presences and len(self._presences) < MOST_MEMBERS:
+                self._presences[member] = Presence()
+        hidden = _hidden(frame, self._key[0])
+        names = sorted(self._presences, key=self._number)
+        members = tuple(self._presences[name].read(frame, columns.get(name), hidden) for name in names)
+        return Vector(tuple(self._number(name) for name in names), members)
+
+    def dump(self) -> Any:
+        """Return the state of each member."""
+        return {name: presence.dump() for name, presence in self._presences.items()}
+
+    def load(self, state: Any) -> None:
+        """Take up a dumped state."""
+        for name, own in state.items():
+            self._presences[name] = Presence()
+            self._presences[name].load(own)
+
+    def _by_rank(self, block: Block) -> dict[str, Column]:
+        name = self._key[0]
+        found = {str(rank): column for (signal, rank), column in block.ranks.items() if signal == f"rank_{name}"}
+        logged = {str(rank): column for (signal, rank), column in block.ranks.items() if signal == name}
+        for rank, column in logged.items():
+            own = found.get(rank)
+            if own is None:
+                found[rank] = column
+            elif not own.present.all():
+                values = np.where(own.present, own.values, column.values)
+                found[rank] = Column(values, own.present | column.present)
+        return found
+
+    def _by_label(self, block: Block) -> dict[str, Column]:
+        found = {}
+        for key, column in block.columns.items():
+            if len(key) != len(self._key) or key[self._axis] == "all":
+                continue
+            if (*key[: self._axis], "", *key[self._axis + 1 :]) == self._key:
+                found[key[self._axis]] = column
+        return found
+
+    def _number(self, name: str) -> float:
+        if name in self._order:
+            return float(self._order.index(name))
+        return float(name) if name.isdecimal() else float(len(self._order))
+
+
+def _hidden(frame: Frame, name: str) -> Bools | None:
+    """Return the rows whose update was skipped, for a signal of the update."""
+    if name not in OF_THE_UPDATE:
+        return None
+    skipped = frame.block.columns.get(("skipped",))
+    if skipped is None or not skipped.present.any():
+        return None
+    hidden: Bools = skipped.present & (skipped.values >= frame.block.stride)
+    return hidden
+
+
+def _total(block: Block, key: Key, column: Column | None) -> Column | None:
+    """Return the column of ``all``, completed by the sum of the others where it is absent."""
+    if column is not None and column.present.all():
+        return column
+    values = np.zeros(len(block))
+    present = np.zeros(len(block), dtype=np.bool_)
+    for other, part in block.columns.items():
+        if len(other) == len(key) and other[0] == key[0] and other != key:
+            values = values + np.where(part.present, part.values, 0.0)
+            present = present | part.present
+    if column is not None:
+        values, present = np.where(column.present, column.values, values), present | column.present
+    return Column(values, present)

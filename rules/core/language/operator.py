@@ -1,0 +1,79 @@
+"""What an operator is: the running side (:class:`Operator`) and the describing side (:class:`Function`).
+
+A family of operators is one file in ``operators``. It names its functions; parser, types and compiler know none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from .series import Frame
+
+
+class Type(Enum):
+    """The type of an expression. Windows and vectors exist only as arguments of functions."""
+
+    NUMBER = "a number"
+    BOOLEAN = "a boolean"
+    WINDOW = "a window"
+    TRUTHS = "a window of booleans"
+    VECTOR = "a vector"
+
+
+class Operator:
+    """One node of a program with the state it keeps between blocks. The base has no state.
+
+    ``feed`` is called once a block with what its inputs gave for the same block; it changes none of them. Any cutting
+    of a stream into blocks gives the same results: a value may depend on the records so far, never on the cut.
+    """
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Any:
+        """Return the node's result for the block: a Series, a Vector or a View."""
+        raise NotImplementedError
+
+    def dump(self) -> Any:
+        """Return the state as plain values (texts, finite numbers, lists, dicts), or None if there is none."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Take up the state that ``dump`` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A named constant of a function, within ``[low, high]``; ``default`` None means that it must be given.
+
+    ``same_as`` names the setting whose value counts where this one is not given.
+    """
+
+    name: str
+    default: float | None
+    low: float
+    high: float
+    whole: bool = False
+    same_as: str | None = None
+
+
+Settings: TypeAlias = Mapping[str, float]
+Build: TypeAlias = Callable[[Type, Settings], Operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the language: its one argument's types, its result, its settings and how to make its operator.
+
+    ``with_result_of`` names a function whose result for the same argument and settings the operator gets as a
+    further input, so that both share one state; where it is named, a call on a window has neither settings nor it.
+    """
+
+    name: str
+    takes: tuple[Type, ...]
+    gives: Type
+    build: Build
+    settings: tuple[Setting, ...] = ()
+    with_result_of: str | None = None

@@ -1,0 +1,199 @@
+"""Baselines: ``baseline``, what a number usually is, and ``zscore``, how far from usual it is.
+
+A baseline must not learn from the incident that it is there to find, and must not stay behind for ever once the
+normal has changed: both are decided by how long values stay outside.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainwarden.rules.core.block import Floats
+from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
+from trainwarden.rules.core.language.packing import pack_floats, pack_ints, unpack_floats, unpack_ints
+from trainwarden.rules.core.language.series import Baseline, Frame, Series, View
+from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
+from trainwarden.rules.core.language.windows import over_windows
+
+#: Spread is never taken to be less than this share of the centre: a loss rounded to bf16 moves by 0.4 to 0.8 % in one
+#: quantum, and its median absolute deviation is often 0.
+LEAST_SPREAD = 0.002
+# A baseline counts once a fifth of its window is filled, as a window does.
+_FULL = 5
+
+
+class RobustBaseline(Operator):
+    """``baseline(x, window=100, cut=6, patience=200, patience_below=patience)``: median of the last usual values.
+
+    The current value is compared with the values before it and excluded. Within ``cut`` spreads (1.4826 x median
+    absolute deviation, at least 0.2 % of the centre) it is usual and joins; outside it is set aside. Once values have
+    been outside, on one side, for ``patience`` steps in a row (``patience_below`` on the lower side), they are the new normal
+    and replace the old. NaN, infinities and values that are not due change nothing.
+
+    Warm-up: values that cover a fifth of ``window``. State: at most ``window`` + ``patience`` values. Cost: O(log window).
+    """
+
+    __slots__ = ("_above", "_aside", "_aside_steps", "_cut", "_ordered", "_patience", "_steps", "_usual", "_window")
+
+    def __init__(self, window: int, cut: float, patience: tuple[int, int]) -> None:
+        self._window = window
+        self._cut = cut
+        self._patience = patience  # below, above
+        self._usual: deque[tuple[float, int]] = deque()
+        self._ordered: list[float] = []
+        self._steps = 0
+        self._aside: deque[tuple[float, int]] = deque()
+        self._aside_steps = 0
+        self._above = False
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Baseline:
+        """Return the baseline before each row's own value, with its spread."""
+        source: Series = inputs[0]
+        values = source.values + 0.0  # no negative zero in the sorted list
+        taken = (source.fresh & source.known & np.isfinite(values)).tolist()
+        given = values.tolist()
+        centres, scales = [np.nan] * frame.rows, [np.nan] * frame.rows
+        centre = scale = np.nan
+        changed = True
+        for row, stride in enumerate(frame.strides):
+            warm = _FULL * self._steps >= self._window
+            if warm:
+                if changed:
+                    centre, scale = self._reckon()
+                    changed = False
+                centres[row], scales[row] = centre, scale
+            if taken[row]:
+                changed = self._learn(given[row], stride, (centre, scale) if warm else None)
+        known = source.known & ~np.isnan(centres)
+        where = np.where(known, np.array(centres), np.nan)
+        return Baseline(where, known, source.fresh, np.where(known, np.array(scales), np.nan))
+
+    def dump(self) -> Any:
+        """Return usual values and those set aside, with the steps that each covers."""
+        state: dict[str, Any] = {}
+        for name, kept in (("usual", self._usual), ("aside", self._aside)):
+            state[name] = pack_floats(np.array([value for value, _ in kept]))
+            state[f"{name}_strides"] = pack_ints(np.array([stride for _, stride in kept], dtype=np.int64))
+        return {**state, "aside_steps": self._aside_steps, "above": self._above}
+
+    def load(self, state: Any) -> None:
+        """Take up a dumped state and sort it again."""
+        usual, aside = (
+            deque(zip(unpack_floats(state[name]).tolist(), unpack_ints(state[f"{name}_strides"]).tolist(), strict=True))
+            for name in ("usual", "aside")
+        )
+        self._usual, self._aside = usual, aside
+        self._ordered = sorted(value for value, _ in usual)
+        self._steps = sum(stride for _, stride in usual)
+        self._aside_steps = state["aside_steps"]
+        self._above = state["above"]
+
+    def _reckon(self) -> tuple[float, float]:
+        centre = median_of(self._ordered)
+        return centre, max(SIGMA_OF_MAD * deviation_of(self._ordered, centre), LEAST_SPREAD * abs(centre))
+
+    def _learn(self, value: float, stride: int, usual: tuple[float, float] | None) -> bool:
+        """Take one value in or set it aside; say whether the baseline changed."""
+        if usual is None or abs(value - usual[0]) <= self._cut * usual[1]:
+            self._aside.clear()
+            self._aside_steps = 0
+            self._join(value, stride)
+            return True
+        above = value > usual[0]
+        if above != self._above:
+            self._aside.clear()
+            self._aside_steps = 0
+            self._above = above
+        self._aside.append((value, stride))
+        self._aside_steps += stride
+        if self._aside_steps < self._patience[above]:
+            # Only the newest window of them could become the new normal.
+            if len(self._aside) > self._window:
+                self._aside.popleft()
+            return False
+        self._usual.clear()
+        self._ordered.clear()
+        self._steps = 0
+        for kept in self._aside:
+            self._join(*kept)
+        self._aside.clear()
+        self._aside_steps = 0
+        return True
+
+    def _join(self, value: float, stride: int) -> None:
+        self._usual.append((value, stride))
+        insort(self._ordered, value)
+        self._steps += stride
+        while len(self._usual) > 1 and self._steps - self._usual[0][1] >= self._window:
+            old, covered = self._usual.popleft()
+            del self._ordered[bisect_left(self._ordered, old)]
+            self._steps -= covered
+
+
+class FromBaseline(Operator):
+    """``zscore(x, …)``: distance from ``baseline(x, …)`` in its spreads; NaN where the spread is 0.
+
+    Warm-up, state and cost are those of the baseline, which is shared where both are used.
+    """
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the robust z of each row."""
+        source, usual = inputs
+        with np.errstate(all="ignore"):
+            values = (source.values - usual.values) / usual.scale
+        values[~(usual.scale > 0)] = np.nan
+        return Series(values, source.known & usual.known, source.fresh)
+
+
+class WithinWindow(Operator):
+    """``zscore(x[N])``: the window's newest value against mean and standard deviation of the others in it.
+
+    The deviation is taken as at least 0.2 % of the mean; NaN where both are 0. Warm-up: a window 20 % full with three
+    values. State: none beside the history. Cost: O(N), vectorised.
+    """
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the z of each row's newest value."""
+        view: View = inputs[0]
+
+        def reckon(low: int, high: int) -> float:
+            others: Floats = view.values[low : high - 1]
+            mean = float(others.sum()) / len(others)
+            away = others - mean
+            spread = float(np.sqrt(float((away * away).sum()) / (len(others) - 1)))
+            spread = max(spread, LEAST_SPREAD * abs(mean))
+            return (float(view.values[high - 1]) - mean) / spread if spread > 0 else np.nan
+
+        return over_windows(frame, view, 3, reckon)
+
+
+def baseline(of: Type, settings: Settings) -> Operator:
+    """Make the operator of ``baseline``."""
+    patience = (int(settings["patience_below"]), int(settings["patience"]))
+    return RobustBaseline(int(settings["window"]), settings["cut"], patience)
+
+
+def zscore(of: Type, settings: Settings) -> Operator:
+    """Make the operator of ``zscore``: against the baseline, or within a window."""
+    return WithinWindow() if of is Type.WINDOW else FromBaseline()
+
+
+_SETTINGS = (
+    Setting("window", 100, 5, 10_000, whole=True),
+    Setting("cut", 6, 1, 1_000),
+    Setting("patience", 200, 1, 10_000, whole=True),
+    Setting("patience_below", 200, 1, 10_000, whole=True, same_as="patience"),
+)
+FUNCTIONS = (
+    Function("baseline", (Type.NUMBER,), Type.NUMBER, baseline, _SETTINGS),
+    Function("zscore", (Type.NUMBER, Type.WINDOW), Type.NUMBER, zscore, _SETTINGS, "baseline"),
+)

@@ -1,0 +1,88 @@
+"""Counting: ``count`` and ``changes`` over a window, ``streak`` up to now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainwarden.rules.core.language.operator import Function, Operator, Type
+from trainwarden.rules.core.language.series import Frame, Series, View
+from trainwarden.rules.core.language.windows import over_windows
+
+
+class Count(Operator):
+    """``count((x > 1)[N])``: at how many of the window's steps the boolean held; a record counts all steps it covers.
+
+    Warm-up: a window 20 % full. State: none beside the history. Cost: O(N) a record, vectorised.
+    """
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the count over each row's window."""
+        view: View = inputs[0]
+        held = view.strides * (view.values != 0)
+        return over_windows(frame, view, 1, lambda low, high: float(held[low:high].sum()))
+
+
+class Changes(Operator):
+    """``changes(x[N])``: how often a measured value differs from the one before it within the window.
+
+    Warm-up: a window 20 % full. State: none beside the history. Cost: O(N) a record, vectorised.
+    """
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the number of changes within each row's window."""
+        view: View = inputs[0]
+        differs = view.values[1:] != view.values[:-1]
+        return over_windows(frame, view, 1, lambda low, high: float(np.count_nonzero(differs[low : high - 1])))
+
+
+class Streak(Operator):
+    """``streak(x > 1)``: for how many steps in a row the boolean has held, up to the current one; 0 where it does not.
+
+    Rows at which nothing was measured neither end nor lengthen it; the next measured one counts the steps in between.
+    Unknown ends it. Warm-up: none. State: two numbers. Cost: O(1).
+    """
+
+    __slots__ = ("_held", "_steps")
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._held = 0
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the streak at each row."""
+        source: Series = inputs[0]
+        true, known, fresh = source.values.tolist(), source.known.tolist(), source.fresh.tolist()
+        out = [np.nan] * frame.rows
+        for row, stride in enumerate(frame.strides):
+            if not known[row] or (fresh[row] and not true[row]):
+                self._steps = self._held = 0
+            elif fresh[row]:
+                self._steps += stride + self._held
+                self._held = 0
+            elif self._steps:
+                self._held += stride
+            if known[row]:
+                out[row] = float(self._steps)
+        return Series(np.array(out), source.known, source.fresh)
+
+    def dump(self) -> Any:
+        """Return the steps counted and those held back."""
+        return [self._steps, self._held]
+
+    def load(self, state: Any) -> None:
+        """Take up the two numbers."""
+        self._steps, self._held = state
+
+
+FUNCTIONS = (
+    Function("count", (Type.TRUTHS,), Type.NUMBER, lambda of, settings: Count()),
+    Function("changes", (Type.WINDOW, Type.TRUTHS), Type.NUMBER, lambda of, settings: Changes()),
+    Function("streak", (Type.BOOLEAN,), Type.NUMBER, lambda of, settings: Streak()),
+)

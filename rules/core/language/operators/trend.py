@@ -1,0 +1,82 @@
+"""Trend of a window: ``slope``, ``slope_t``, ``delta``.
+
+Warm-up: a window 20 % full with two values (three for ``slope_t``). State: none beside the history. Cost: O(N) a record,
+vectorised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trainwarden.rules.core.block import Floats, Ints
+from trainwarden.rules.core.language.operator import Function, Operator, Type
+from trainwarden.rules.core.language.series import Frame, Series, View
+from trainwarden.rules.core.language.windows import over_windows
+
+# Values that differ by less than this share of their size differ by rounding alone.
+_ROUNDING = 1e-12
+
+
+def line(steps: Ints, values: Floats) -> tuple[float, float]:
+    """Return the least-squares slope per step and its t statistic.
+
+    The t statistic takes the residuals as independent. Where they are not (an averaged log), it is too large. A
+    perfect line has an infinite one, a constant has 0.
+    """
+    x = (steps - steps[-1]).astype(float)
+    x = x - float(x.sum()) / len(x)
+    y = values - float(values.sum()) / len(values)
+    across = float((x * x).sum())
+    slope = float((x * y).sum()) / across
+    size = max(abs(float(values.max())), abs(float(values.min())))
+    if abs(slope) * float(steps[-1] - steps[0]) <= _ROUNDING * size:
+        return 0.0, 0.0
+    if len(x) < 3:
+        return slope, math.nan
+    rest = y - slope * x
+    error = math.sqrt(float((rest * rest).sum()) / (len(x) - 2))
+    if error <= _ROUNDING * size:
+        return slope, math.copysign(math.inf, slope)
+    return slope, slope * math.sqrt(across) / error
+
+
+class Slope(Operator):
+    """``slope(x[N])``: the least-squares slope per step."""
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the slope of each row's window."""
+        view: View = inputs[0]
+        return over_windows(frame, view, 2, lambda low, high: line(view.steps[low:high], view.values[low:high])[0])
+
+
+class SlopeT(Operator):
+    """``slope_t(x[N])``: the slope over its standard error; beyond 2 or so a trend is more than noise."""
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the t statistic of each row's window."""
+        view: View = inputs[0]
+        return over_windows(frame, view, 3, lambda low, high: line(view.steps[low:high], view.values[low:high])[1])
+
+
+class Delta(Operator):
+    """``delta(x[N])``: the window's last measured value minus its first."""
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the difference over each row's window."""
+        view: View = inputs[0]
+        return over_windows(frame, view, 2, lambda low, high: float(view.values[high - 1] - view.values[low]))
+
+
+FUNCTIONS = (
+    Function("slope", (Type.WINDOW,), Type.NUMBER, lambda of, settings: Slope()),
+    Function("slope_t", (Type.WINDOW,), Type.NUMBER, lambda of, settings: SlopeT()),
+    Function("delta", (Type.WINDOW,), Type.NUMBER, lambda of, settings: Delta()),
+)

@@ -1,0 +1,70 @@
+"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``.
+
+Members that are unknown or NaN are left out. The result is known where enough members are known, and NaN where all known ones
+are NaN. No warm-up beyond the members' own, no state beside theirs, O(members) a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainwarden.rules.core.block import Floats
+from trainwarden.rules.core.language.operator import Function, Operator, Type
+from trainwarden.rules.core.language.series import Frame, Series, Vector
+
+
+class Over(Operator):
+    """Reduce a vector to one number a step. ``reckon`` gets (members, n) numbers with NaN for what is left out."""
+
+    __slots__ = ("_least", "_reckon")
+
+    def __init__(self, reckon: Callable[[Floats, Vector], Floats], least: int = 1) -> None:
+        self._reckon = reckon
+        self._least = least
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the reduction at each row."""
+        vector: Vector = inputs[0]
+        values = np.full(frame.rows, np.nan)
+        nowhere = np.zeros(frame.rows, dtype=np.bool_)
+        if not vector.members:
+            return Series(values, nowhere, nowhere)
+        table = np.stack([member.values for member in vector.members])
+        known = np.stack([member.known for member in vector.members]).sum(axis=0) >= self._least
+        fresh = np.logical_or.reduce([member.fresh for member in vector.members])
+        usable = known & (~np.isnan(table)).any(axis=0)
+        if usable.any():
+            with np.errstate(all="ignore"):
+                values[usable] = self._reckon(table[:, usable], vector)
+        return Series(values, known, fresh)
+
+
+def _spread(table: Floats, vector: Vector) -> Floats:
+    found: Floats = np.nanmax(table, axis=0) - np.nanmin(table, axis=0)
+    return found
+
+
+def _largest(table: Floats, vector: Vector) -> Floats:
+    found: Floats = np.nanmax(table, axis=0)
+    return found
+
+
+def _smallest(table: Floats, vector: Vector) -> Floats:
+    found: Floats = np.nanmin(table, axis=0)
+    return found
+
+
+def _place(table: Floats, vector: Vector) -> Floats:
+    found: Floats = np.array(vector.numbers)[np.nanargmax(table, axis=0)]
+    return found
+
+
+FUNCTIONS = (
+    Function("spread", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_spread, least=2)),
+    Function("max_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_largest)),
+    Function("min_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_smallest)),
+    Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_place)),
+)
