@@ -1,0 +1,104 @@
+"""Write the parts of the documentation that are said elsewhere already: the tables of series, the rules of the pack.
+
+``python docs/generate.py`` rewrites what stands between ``<!-- made: NAME -->`` and ``<!-- end -->`` in README.md and docs/;
+``--check`` changes nothing, names the stale files and exits 1. A test runs the check.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from trainwarden.signals import DERIVED, LABEL_VALUES, SIGNALS, Series, Signal
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/series.md")
+#: The rules that README shows.
+NAMED_RULES = ("TrainingLossSpike", "TrainingGradCollapse", "TrainingPeriodicSpikes")
+#: The info metric is made by the exporter's page and holds no number.
+RUN_INFO = Series("train_run_info", "Identity of the run: run_uid, attempt, model, world size, commit, precision.")
+
+_MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def series() -> str:
+    """Return one row a series of the exporter's page, as Prometheus sees it."""
+    rows = [_series_row(one.series, one.type, one.labels, one.help) for one in SIGNALS]
+    rows += [_series_row(one.name, one.type, one.labels, one.help) for one in (*DERIVED, RUN_INFO)]
+    return table(("series", "type", "labels", "meaning"), rows)
+
+
+def _series_row(name: str, kind: str, labels: tuple[str, ...], help_: str) -> tuple[str, ...]:
+    return (f"`{name}`", "info" if name.endswith("_info") else kind, ", ".join(f"`{label}`" for label in labels), help_)
+
+
+def signals() -> str:
+    """Return one row a signal, as a record holds it and a rule names it."""
+    return table(("signal", "unit", "by", "seen", "ranks", "series"), [_signal_row(one) for one in SIGNALS])
+
+
+def _signal_row(signal: Signal) -> tuple[str, ...]:
+    seen = "every step" if signal.per == "step" else "at its cadence"
+    value = " (running total)" if signal.cumulative else ""
+    by = ", ".join(f"`{label}`" for label in signal.labels)
+    return (f"`{signal.name}`", signal.unit + value, by, seen, signal.reduce, f"`{signal.series}`")
+
+
+def labels() -> str:
+    """Return the closed set of values of each label."""
+    rows = [(f"`{name}`", ", ".join(f"`{value}`" for value in values)) for name, values in LABEL_VALUES.items()]
+    return table(("label", "values"), rows)
+
+
+def rules() -> str:
+    """Return the three named rules letter by letter as they stand in the shipped pack."""
+    pack = (ROOT / "rules/packs/default.yml").read_text().splitlines()
+    found = [_rule(pack, name) for name in NAMED_RULES]
+    return "```yaml\n" + "\n".join(found) + "\n```"
+
+
+def _rule(pack: list[str], name: str) -> str:
+    start = next(number for number, line in enumerate(pack) if re.match(rf"\s*- alert: {name}\b", line))
+    indent = len(pack[start]) - len(pack[start].lstrip())
+    end = start + 1
+    while end < len(pack) and pack[end].strip() and len(pack[end]) - len(pack[end].lstrip()) > indent:
+        end += 1
+    return textwrap.dedent("\n".join(pack[start:end]))
+
+
+PARTS: dict[str, Callable[[], str]] = {"series": series, "signals": signals, "labels": labels, "rules": rules}
+
+
+def generated(text: str) -> str:
+    """Return a page with its marked parts made anew."""
+    return _MARKED.sub(lambda part: part[1] + PARTS[part[2]]() + part[3], text)
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the pages, or with ``--check`` name those that are stale."""
+    stale = []
+    for name in PAGES:
+        path = ROOT / name
+        before = path.read_text()
+        after = generated(before)
+        if after != before:
+            stale.append(name)
+            if "--check" not in arguments:
+                path.write_text(after)
+    if "--check" in arguments and stale:
+        print(f"stale: {', '.join(stale)}: run `.venv/bin/python docs/generate.py`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""The documentation says what the code says: made parts are fresh, examples are real, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from trainwarden import webhook
+from trainwarden.record import Event, Header, Step, decode_line, encode_line
+from trainwarden.signals import DERIVED, SIGNALS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+
+
+def fenced(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_made_parts_of_the_pages_are_fresh() -> None:
+    ran = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/series.md"])
+def test_the_table_of_series_is_complete(page: str) -> None:
+    text = (ROOT / page).read_text()
+    missing = [
+        name for name in (*(one.series for one in SIGNALS), *(one.name for one in DERIVED)) if f"`{name}`" not in text
+    ]
+    assert missing == []
+
+
+def test_the_examples_of_records_are_records() -> None:
+    lines = [decode_line(example.strip()) for example in fenced("docs/records.md", "json")]
+    assert [type(line) for line in lines] == [Header, Step, Event]
+    step = lines[1]
+    assert isinstance(step, Step)
+    assert not set(step.signals) - {signal.name for signal in SIGNALS}
+    for line, example in zip(lines, fenced("docs/records.md", "json"), strict=True):
+        assert decode_line(encode_line(line)) == decode_line(example.strip())
+
+
+def test_the_example_of_a_webhook_is_accepted() -> None:
+    (body,) = fenced("docs/webhook.md", "json")
+    assert webhook.decode_envelope(body.encode()).action == "rollback"
+    (vector,) = fenced("docs/webhook.md", "")
+    of = dict(line.split(maxsplit=1) for line in vector.splitlines())
+    at = datetime.fromtimestamp(int(of["timestamp"]), UTC)
+    assert webhook.sign(of["secret"], of["id"], at, of["body"].encode())["webhook-signature"] == of["signature"]
+
+
+def test_every_type_of_request_is_in_its_page() -> None:
+    text = (ROOT / "docs/webhook.md").read_text()
+    assert [name for name in webhook.ACTION_OF if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for found in LINK.finditer(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)):
+        target = (found[1] or found[2]).partition("#")
+        if target[0].startswith(("http://", "https://", "mailto:")):
+            continue
+        path = (page.parent / target[0]).resolve() if target[0] else page
+        if not path.exists():
+            broken.append(target[0])
+        elif target[2] and path.suffix == ".md" and target[2] not in anchors(path):
+            broken.append("#".join(target[::2]))
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "docs/index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md" or not page.is_file():
+            continue
+        seen.add(page)
+        waiting.extend(
+            (page.parent / found[1].partition("#")[0]).resolve()
+            for found in LINK.finditer(page.read_text())
+            if found[1]
+        )
+    assert sorted(set((ROOT / "docs").rglob("*.md")) - seen) == []
+
+
+def test_every_make_target_that_the_pages_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(
+            re.findall(r"\bmake ([a-z]+)\b", " ".join(re.findall(r"`[^`]*`|^make .*$", page.read_text(), re.MULTILINE)))
+        )
+        assert named <= targets, page.name
