@@ -19,6 +19,8 @@ from .processes import Process
 #: ``stopped`` by a request, ``finished`` with exit code 0, ``failed`` for good, ``interrupted`` by a signal.
 Phase = Literal["clearing", "starting", "running", "ending", "waiting", "stopped", "finished", "failed", "interrupted"]
 
+FINAL: tuple[Phase, ...] = ("stopped", "finished", "failed", "interrupted")
+
 
 class State(msgspec.Struct, kw_only=True):
     """Contents of the file. ``attempt`` is the newest attempt that was ever chosen, -1 before the first.
