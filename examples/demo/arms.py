@@ -1,0 +1,110 @@
+"""The programs of the demo and what each of them is given: command lines, environments, configuration files.
+
+What daemon and receiver get is written here and nowhere else, and none of it depends on where the poison lies.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwarden.plan import Ledger, LedgerEntry
+from trainwarden.record import Ranges
+
+from .layout import RUN, Layout
+from .processes import Process, start, trainwarden
+from .scale import Scale
+
+DAEMON_CONFIG = """\
+# Written by `trainwarden demo`.
+listen: {daemon}
+state: trainwarden.db
+poll_interval: 500ms
+tick_interval: 500ms
+sources:
+  - folder: "{runs}/*/targets"
+policy:
+  mode: act                # without this line it observes and notifies, and never acts
+receiver:
+  url: "http://{receiver}/webhook"
+  status_url: "http://{receiver}/api/v1/requests"
+  secret_file: secret
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """``host:port`` of the daemon's API and of the receiver."""
+
+    daemon: str
+    receiver: str
+
+
+def training_command(layout: Layout, arm: str, seed: int, scale: Scale) -> list[str]:
+    """Return the command line of one training run. It is the same for all arms but for the folder and the run's name."""
+    return [
+        *(sys.executable, "-m", "trainwarden.demo.train"),
+        *("--data", str(layout.data), "--out", str(layout.arm(arm)), "--run", layout.run_folder(arm).run),
+        *("--seed", str(seed), "--port", "0", *scale.options()),
+    ]
+
+
+def start_comparison(layout: Layout, arm: str, seed: int, scale: Scale) -> Process:
+    """Start the ``clean`` or the ``untreated`` run: the same training, with nobody who would act."""
+    command = training_command(layout, arm, seed, scale)
+    return start(arm, command, layout.arm(arm) / "train.log", {"TRAINWARDEN_DIR": str(layout.runs(arm))})
+
+
+def substitute(layout: Layout, arm: str, ranges: Ranges) -> None:
+    """Have an arm substitute these sample positions from its first step on, as if a plan had said so."""
+    folder = layout.run_folder(arm)
+    identity = folder.open_identity()
+    entry = LedgerEntry(plan_id="known-in-advance", for_attempt=0, target_step=0, skip_samples=ranges)
+    folder.write_ledger(Ledger(run_uid=identity.run_uid, entries=[entry]))
+
+
+def configure(layout: Layout) -> Addresses:
+    """Write the daemon's configuration and the secret that it shares with the receiver."""
+    addresses = Addresses(*_free_addresses())
+    secret = layout.ops / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
+    text = DAEMON_CONFIG.format(daemon=addresses.daemon, receiver=addresses.receiver, runs=layout.runs("treated"))
+    (layout.ops / "trainwarden.yml").write_text(text)
+    return addresses
+
+
+def daemon_command(layout: Layout) -> list[str]:
+    """Return the daemon's command line."""
+    return [*trainwarden(), "run", "--config", str(layout.ops / "trainwarden.yml")]
+
+
+def receiver_command(layout: Layout, addresses: Addresses) -> list[str]:
+    """Return the receiver's command line."""
+    return [
+        *(*trainwarden(), "receiver", "--listen", addresses.receiver, "--root", str(layout.runs("treated"))),
+        *("--secret-file", str(layout.ops / "secret"), "--db", str(layout.ops / "receiver.db")),
+    ]
+
+
+def supervise_command(layout: Layout, seed: int, scale: Scale) -> list[str]:
+    """Return the command line that runs the treated training under a supervisor."""
+    training = training_command(layout, "treated", seed, scale)
+    return [*trainwarden(), "supervise", "--run", RUN, "--dir", str(layout.runs("treated")), "--", *training]
+
+
+def log_of(layout: Layout, name: str) -> Path:
+    """Return the log of the daemon, the receiver or the supervised training."""
+    return (layout.arm("treated") if name == "train" else layout.ops) / f"{name}.log"
+
+
+def _free_addresses() -> tuple[str, str]:
+    # The receiver's address stands in the daemon's configuration before either has bound its port.
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):
+            probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{first.getsockname()[1]}", f"127.0.0.1:{second.getsockname()[1]}"

@@ -1,0 +1,92 @@
+"""Processes of the demo: started with a log of their own, watched, and ended when the demo ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .layout import DemoError
+
+_PATIENCE = 15.0  # seconds from SIGTERM to SIGKILL
+
+
+@dataclass(slots=True)
+class Process:
+    """A running program. Its output goes to ``log``."""
+
+    name: str
+    command: Sequence[str]
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    def done(self) -> bool:
+        """Say whether it ended well.
+
+        Raises:
+            DemoError: it ended otherwise; with the end of its log.
+        """
+        code = self.popen.poll()
+        if code is None:
+            return False
+        if code != 0:
+            raise DemoError(f"{self.name} ended with exit code {code}; the end of {self.log}:\n{self._tail()}")
+        return True
+
+    def must_run(self) -> None:
+        """Check a process that has no reason to end.
+
+        Raises:
+            DemoError: it ended.
+        """
+        code = self.popen.poll()
+        if code is not None:
+            raise DemoError(f"{self.name} ended early with exit code {code}; the end of {self.log}:\n{self._tail()}")
+
+    def end(self) -> None:
+        """Ask it to end, and end it if it does not."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            try:
+                self.popen.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join(f"    {line}" for line in lines) or "    (empty)"
+
+
+def start(name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> Process:
+    """Start a program with ``environment`` added to this process' own; it appends to ``log``."""
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        )
+    return Process(name, list(command), popen, log)
+
+
+@contextlib.contextmanager
+def ending(processes: list[Process]) -> Iterator[list[Process]]:
+    """End all processes of the list at the end of the block, the newest first."""
+    try:
+        yield processes
+    finally:
+        for process in reversed(processes):
+            process.end()
+
+
+def trainwarden() -> list[str]:
+    """Return the command that runs this very installation's command line."""
+    script = Path(sys.executable).with_name("trainwarden")
+    return [str(script)] if script.is_file() else [sys.executable, "-m", "trainwarden.rules.cli"]
