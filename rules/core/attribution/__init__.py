@@ -1,0 +1,106 @@
+"""Why it happened: one line of evidence a file, each a pure function from facts to findings.
+
+A line speaks for causes with weights; it never decides. The weights are combined here: what speaks for a cause as independent
+witnesses would, what speaks against it as a discount. "Undetermined" is a legal answer, and then the report names the cheapest
+test that would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from trainwarden.rules.core.facts import CAUSES, Facts, Finding
+
+from . import (
+    batch_fingerprint,
+    gradient_lead,
+    learning_rate,
+    loss_scale,
+    moments,
+    nonfinite,
+    repeated_step,
+    resume_nearby,
+    shard_boundary,
+)
+
+#: All lines of evidence, in the order in which the report shows them.
+LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
+    batch_fingerprint.find,
+    shard_boundary.find,
+    gradient_lead.find,
+    learning_rate.find,
+    nonfinite.find,
+    loss_scale.find,
+    moments.find,
+    resume_nearby.find,
+    repeated_step.find,
+)
+
+#: A cause is named from this score on; below it the cause is undetermined.
+NAMED_FROM = 0.5
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """The likeliest cause, the confidence in it, every cause's score, the findings, and what would tell more."""
+
+    name: str
+    confidence: float
+    scores: dict[str, float]
+    findings: list[Finding]
+    cheapest_test: str
+
+
+def attribute(facts: Facts) -> Cause:
+    """Weigh all lines of evidence."""
+    findings = [finding for line in LINES for finding in line(facts)]
+    return weigh(findings, facts.onset)
+
+
+def weigh(findings: Sequence[Finding], onset: int) -> Cause:
+    """Combine findings into a cause; the confidence is the best score less half of the runner-up's."""
+    scores: dict[str, float] = {}
+    for cause in CAUSES:
+        doubt, discount = 1.0, 1.0
+        for finding in findings:
+            if finding.cause == cause:
+                if finding.weight >= 0:
+                    doubt *= 1 - finding.weight
+                else:
+                    discount *= 1 + finding.weight
+        score = (1 - doubt) * discount
+        if score > 0:
+            scores[cause] = round(score, 3)
+    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    best, score = ranked[0] if ranked else ("", 0.0)
+    runner_up = ranked[1][1] if len(ranked) > 1 else 0.0
+    confidence = max(0.0, score - 0.5 * runner_up)
+    if confidence < NAMED_FROM:
+        test = _cheapest_test([name for name, _ in ranked[:2]], onset)
+        return Cause(
+            name="undetermined",
+            confidence=round(min(1.0, 1 - score), 3),
+            scores=scores,
+            findings=list(findings),
+            cheapest_test=test,
+        )
+    return Cause(
+        name=best,
+        confidence=round(min(confidence, 1.0), 3),
+        scores=scores,
+        findings=list(findings),
+        cheapest_test="",
+    )
+
+
+def _cheapest_test(suspects: list[str], onset: int) -> str:
+    if "data" in suspects and "numeric" in suspects:
+        return f"Run the batch of step {onset} once in float32: if the loss is still off it is the data, else the numerics."
+    if "data" in suspects:
+        return f"Look at the samples of step {onset}; then run the same weights on the next batch instead."
+    if "numeric" in suspects:
+        return f"Repeat step {onset} from the checkpoint before it in float32."
+    if "learning_rate" in suspects or "optimizer_state" in suspects:
+        return f"Resume before step {onset} with half the learning rate: if it passes, it is the optimisation."
+    return f"Replay step {onset} from the checkpoint before it: the same step again means data or kernel, another means state."

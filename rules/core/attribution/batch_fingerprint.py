@@ -1,0 +1,83 @@
+"""The batch's fingerprint is off its baseline at the onset, and at how many of the incident's steps it stays off.
+
+One odd batch proves little (healthy data has them); a fingerprint that is off at most steps since the onset is what a dirty
+shard looks like. Empty targets (no supervised token) explain a NaN loss by themselves (case A16).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.trace import FINGERPRINT
+
+#: Steps around the onset at which the first dirty batch must lie to have started it.
+NEAR = 3
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Return one finding: persistent, single, or clean where the fingerprint was measured."""
+    seen = [name for name in FINGERPRINT if name in facts.usual]
+    if not seen or not facts.records:
+        return []
+    count = int(np.count_nonzero(facts.dirty))
+    if count == 0:
+        return [
+            Finding(
+                kind="batch_fingerprint",
+                step=facts.onset,
+                cause="data",
+                weight=-0.5,
+                says="The batches since the onset look like those before it (repeats, distinct tokens, targets).",
+            )
+        ]
+    first = int(facts.steps[int(np.argmax(facts.dirty))])
+    stride = facts.trace.stride()
+    if first > facts.onset + NEAR * stride:
+        return [
+            Finding(
+                kind="batch_fingerprint",
+                step=first,
+                says=f"Batches look odd only from step {first} on, after the onset.",
+            )
+        ]
+    share = _share(facts)
+    worst = _worst(facts)
+    if count >= 3 and share >= 0.6:
+        return [
+            Finding(
+                kind="batch_fingerprint",
+                step=first,
+                cause="data",
+                weight=0.9 if count >= 5 else 0.7,
+                says=f"{count} of {facts.records} batches since step {first} are far off the baseline: {worst}.",
+            )
+        ]
+    return [
+        Finding(
+            kind="batch_fingerprint",
+            step=first,
+            cause="data",
+            weight=0.5 if first <= facts.onset + stride else 0.3,
+            says=f"The batch of step {first} is far off the baseline: {worst}.",
+        )
+    ]
+
+
+def _share(facts: Facts) -> float:
+    """Return the share of dirty records between the first and the last dirty one: recovery afterwards does not dilute it."""
+    places = np.flatnonzero(facts.dirty)
+    return len(places) / float(places[-1] - places[0] + 1)
+
+
+def _worst(facts: Facts) -> str:
+    place = int(np.argmax(facts.dirty))
+    said = []
+    for name in FINGERPRINT:
+        usual = facts.usual.get(name)
+        value = facts.trace.column(name)[facts.rows][place]
+        if usual is None or not np.isfinite(value):
+            continue
+        if abs(value - usual.median) > 4 * max(usual.noise, 1e-12):
+            said.append(f"{name} {value:.4g} against {usual.median:.4g}")
+    return ", ".join(said) or "several marks together"

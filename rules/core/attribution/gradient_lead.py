@@ -1,0 +1,61 @@
+"""Which moved first, gradient or loss, and by how much (design §4.2 and §4.3).
+
+A lead of two steps or more points to the optimisation or its state; none or one to the data or the forward numerics; a loss
+that rises without any change of the gradient to a hard but harmless batch. "A before B" counts only where the gap exceeds
+the cadence of both. Sources: cases A01 (four steps), A04 (one step), A10 (update ratio before both).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainwarden.rules.core.baseline import above
+from trainwarden.rules.core.facts import GRAD_FACTOR, GRAD_SDS, Facts, Finding
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Return at most one finding about the order of gradient and loss."""
+    if not facts.loss_high.any():
+        return []
+    loss_step = int(facts.steps[int(np.argmax(facts.loss_high))])
+    first: tuple[int, str] | None = None
+    seen = False
+    for name in ("grad_norm", "update_ratio"):
+        if name not in facts.usual:
+            continue
+        seen = True
+        high = facts.trace.measured(name)[facts.rows] & above(
+            facts.trace.column(name)[facts.rows], facts.usual[name], GRAD_SDS, GRAD_FACTOR
+        )
+        if high.any():
+            step = int(facts.steps[int(np.argmax(high))])
+            if first is None or step < first[0]:
+                first = (step, name)
+    if not seen:
+        return []
+    if first is None:
+        return [
+            Finding(
+                kind="gradient_lead",
+                step=loss_step,
+                cause="data",
+                weight=0.2,
+                says="The loss rose without any change of the gradient norm: a hard batch, not a harmful one.",
+            )
+        ]
+    step, name = first
+    lead = loss_step - step
+    resolution = max(facts.trace.cadence("loss"), facts.trace.cadence(name), facts.trace.stride())
+    if lead > resolution:
+        says = f"{name} was abnormal {lead} steps before the loss, which points to the optimisation or its state."
+        return [
+            Finding(kind="gradient_lead", step=step, cause="optimizer_state", weight=0.25, says=says),
+            Finding(kind="gradient_lead", step=step, cause="learning_rate", weight=0.25, says=says),
+        ]
+    if lead >= -resolution and resolution <= 1:
+        says = f"{name} and loss became abnormal within one step, which points to the batch or the forward pass."
+        return [
+            Finding(kind="gradient_lead", step=step, cause="data", weight=0.2, says=says),
+            Finding(kind="gradient_lead", step=step, cause="numeric", weight=0.1, says=says),
+        ]
+    return []

@@ -1,0 +1,60 @@
+"""The learning rate changed at the onset, or the onset lies at the top of a warm-up.
+
+Sources: cases A03 (failures at the end of the warm-up), A06 (the schedule began anew at a resume).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainwarden.rules.core.facts import Facts, Finding
+
+#: Steps before the onset within which a jump may have caused it.
+NEAR = 20
+#: Relative change from one record to the next that no usual schedule makes.
+JUMP = 1.2
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Return a finding for a jump, for a warm-up at its top, or against the rate where it was steady."""
+    stride = facts.trace.stride()
+    rows = facts.trace.rows(facts.onset - NEAR * stride, facts.onset + stride)
+    rates = facts.trace.column("lr")[rows]
+    steps = facts.trace.steps[rows]
+    known = np.isfinite(rates) & (rates > 0)
+    rates, steps = rates[known], steps[known]
+    if len(rates) < 2:
+        return []
+    ratios = rates[1:] / rates[:-1]
+    place = int(np.argmax(ratios))
+    if ratios[place] > JUMP:
+        return [
+            Finding(
+                kind="learning_rate",
+                step=int(steps[place + 1]),
+                cause="learning_rate",
+                weight=0.7,
+                says=f"The learning rate rose {ratios[place]:.3g} times at step {int(steps[place + 1])}.",
+            )
+        ]
+    whole = facts.before("lr", records=2000)
+    top = float(np.max(whole)) if len(whole) else 0.0
+    if len(whole) >= 100 and rates[-1] >= 0.98 * top and np.median(ratios) > 1 + 1e-9:
+        return [
+            Finding(
+                kind="learning_rate",
+                step=facts.onset,
+                cause="learning_rate",
+                weight=0.45,
+                says="The learning rate was still rising and at its highest: the end of a warm-up.",
+            )
+        ]
+    return [
+        Finding(
+            kind="learning_rate",
+            step=facts.onset,
+            cause="learning_rate",
+            weight=-0.3,
+            says="The learning rate did not jump at the onset.",
+        )
+    ]

@@ -1,0 +1,38 @@
+"""The loss scale fell, or steps were skipped, around the onset.
+
+Sources: cases A01 to A05 and C01 (halvings before and during the failure). One back-off in a few hundred steps is by design
+(case B06) and says nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainwarden.rules.core.facts import Facts, Finding
+
+#: Steps before the onset that still count.
+NEAR = 10
+#: Halvings from which the fall is no usual back-off.
+HALVINGS = 3
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Return a finding for a fall of at least three halvings or as many skipped steps."""
+    stride = facts.trace.stride()
+    rows = facts.trace.rows(facts.onset - NEAR * stride, facts.now + 1)
+    scale = facts.trace.column("loss_scale")[rows]
+    steps = facts.trace.steps[rows]
+    scale_known = np.isfinite(scale)
+    skipped = float(np.nansum(facts.trace.column("skipped")[rows]))
+    halvings = 0.0
+    step = facts.onset
+    if scale_known.sum() >= 2:
+        known = scale[scale_known]
+        lowest = int(np.argmin(known))
+        top = float(np.max(known[: lowest + 1]))
+        halvings = float(np.log2(top / known[lowest])) if known[lowest] > 0 else np.inf
+        step = int(steps[scale_known][lowest])
+    if halvings < HALVINGS and skipped < HALVINGS:
+        return []
+    says = f"The loss scale fell by {halvings:.0f} halvings and {skipped:.0f} steps were skipped around the onset."
+    return [Finding(kind="loss_scale", step=step, cause="numeric", weight=0.4, says=says)]

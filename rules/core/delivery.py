@@ -1,0 +1,145 @@
+"""What is sent: notifications, and signed requests to the receiver. Contents only; the driver delivers."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from trainwarden import webhook
+from trainwarden.plan import Plan, Target
+
+from .effects import Deliver
+from .gates import silenced
+from .planning import named
+from .rows import row
+from .settings import Settings
+from .state import Incident
+from .turn import Turn, digest
+
+#: Seconds for which a request to keep a checkpoint is worth sending.
+PIN_SECONDS = 3600.0
+SEVERITIES = ("info", "warning", "critical")
+
+
+def rank(severity: str) -> int:
+    """Return how grave a severity is; an unknown word counts as a warning."""
+    return SEVERITIES.index(severity) if severity in SEVERITIES else 1
+
+
+def iso(time: float) -> str:
+    """Return Unix seconds as ISO 8601 in UTC; a time that is not known as the epoch."""
+    return datetime.fromtimestamp(time if math.isfinite(time) else 0.0, UTC).isoformat()
+
+
+def announce(turn: Turn, incident: Incident, time: float) -> None:
+    """Notify when something changed that a person should know: opened, confirmed, decided, its severity, its end.
+
+    Information is recorded and never sent; what was never announced has no end to announce.
+    """
+    phase = _phase(incident)
+    if incident.severity == "info" and not incident.announced:
+        return
+    key = f"{incident.severity} {phase}"
+    if key == incident.announced:
+        return
+    before = incident.announced.partition(" ")
+    incident.announced = key
+    if silenced(incident, turn.memory.silences, time):
+        return
+    event = "opened" if not before[0] else phase if phase != before[2] else "severity"
+    incident.told += 1
+    turn.effects.append(
+        Deliver(
+            kind="notify",
+            key=digest("notify", incident.id, str(incident.told)),
+            run=incident.run,
+            run_uid=incident.run_uid,
+            incident=incident.id,
+            body={"event": event, "incident": row(incident)},
+            created=time if math.isfinite(time) else 0.0,
+        )
+    )
+
+
+def _phase(incident: Incident) -> str:
+    if incident.ended:
+        return "ended"
+    if incident.state == "watching":
+        return "opened"
+    if incident.state == "confirmed" and incident.action != "none":
+        return "decided"
+    return incident.state
+
+
+def request(incident: Incident, settings: Settings, now: float) -> Deliver:
+    """Return the request to carry out the incident's plan. Its id says run, attempt and action, and nothing else."""
+    assert incident.plan is not None
+    expires = now + settings.request_ttl
+    envelope = _envelope(incident, "rollback", incident.plan, settings, now, expires)
+    return Deliver(
+        kind="webhook",
+        key=webhook.request_id(incident.run_uid, incident.attempt, "rollback", 0),
+        run=incident.run,
+        run_uid=incident.run_uid,
+        incident=incident.id,
+        body=envelope,
+        created=now,
+        expires_at=expires,
+    )
+
+
+def pin(incident: Incident, target: Target, settings: Settings, time: float) -> Deliver:
+    """Return the request to keep the checkpoint that a rollback would go back to.
+
+    One id for each checkpoint of an attempt: several incidents or daemons ask for the same pin once.
+    """
+    expires = (time if math.isfinite(time) else 0.0) + PIN_SECONDS
+    plan = named(
+        Plan(
+            plan_id="",
+            run_uid=incident.run_uid,
+            for_attempt=incident.attempt + 1,
+            target=target,
+            reasons={"target": "Keep this checkpoint while the incident is open."},
+        )
+    )
+    return Deliver(
+        kind="webhook",
+        key=webhook.request_id(incident.run_uid, incident.attempt, "pin", target.step),
+        run=incident.run,
+        run_uid=incident.run_uid,
+        incident=incident.id,
+        body=_envelope(incident, "pin", plan, settings, time, expires),
+        created=time if math.isfinite(time) else 0.0,
+        expires_at=expires,
+    )
+
+
+def _envelope(
+    incident: Incident, action: str, plan: Plan, settings: Settings, now: float, expires: float
+) -> dict[str, Any]:
+    evidence = [webhook.Evidence(kind=one.kind, says=one.says, step=one.step) for one in incident.findings]
+    address = settings.report_url
+    body: dict[str, Any] = msgspec.to_builtins(
+        webhook.Envelope(
+            type=webhook.TYPE_OF[action],
+            timestamp=iso(now),
+            data=webhook.Request(
+                run_uid=incident.run_uid,
+                run=incident.run,
+                attempt=incident.attempt,
+                incident=incident.id,
+                verdict=incident.verdict,
+                cause=incident.cause,
+                confidence=incident.confidence,
+                plan=plan,
+                expires_at=iso(expires),
+                evidence=evidence,
+                report_url=None if address is None else address.replace("{id}", incident.id),
+            ),
+        )
+    )
+    return body

@@ -1,0 +1,161 @@
+"""What is known about an incident at one moment, ready for judgement: the trace around it, what is abnormal since when.
+
+``Facts`` are computed anew each time from the trace, so that nothing depends on when or how often they were asked for. Lines of
+evidence, verdict, policy and planning all work on them: (facts) -> findings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import Struct
+
+from .baseline import Baseline, above, baseline, below
+from .block import Bools, Floats, Ints
+from .trace import FINGERPRINT, Trace
+from .trend import Trend, fit
+
+#: Records before the onset on which trend and baselines rest, at most.
+TREND_RECORDS = 600
+#: The trend begins no earlier than this share of the onset's step: before it, a loss curve bends too much.
+TREND_FROM = 0.4
+#: Fewer own records than this before the onset: the parent's curve up to the resume is used as well.
+OWN_RECORDS = 100
+#: Standard deviations of one record above the trend from which a loss is abnormal.
+LOSS_SDS = 4.0
+#: Gradient or update ratio is abnormal above both of these.
+GRAD_SDS, GRAD_FACTOR = 6.0, 1.5
+#: The batch's fingerprint is off beyond both of these: the longest repeat, and the shares.
+REPEAT_SDS, REPEAT_FACTOR = 8.0, 3.0
+SHARE_SDS, SHARE_FACTOR = 8.0, 1.25
+#: Kinds of causes that findings may speak for.
+CAUSES = ("data", "learning_rate", "numeric", "optimizer_state")
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One observation. ``weight`` in [-1, 1] speaks for (or against) ``cause``; 0 and "" only inform."""
+
+    kind: str
+    says: str
+    step: int | None = None
+    cause: str = ""
+    weight: float = 0.0
+
+
+class Earlier(Struct, frozen=True):
+    """An incident of an earlier attempt: where it began, how many steps after its start, what was thought."""
+
+    id: str
+    attempt: int
+    onset: int
+    since_start: int | None
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """An incident's numbers. The arrays hold one entry for each record from ``onset`` to ``now``."""
+
+    trace: Trace
+    onset: int
+    uncertainty: int
+    opened: int
+    now: int
+    trend: Trend | None
+    usual: dict[str, Baseline]
+    steps: Ints
+    loss: Floats
+    loss_measured: Bools
+    excess: Floats  #: loss minus trend in standard deviations of one record; NaN where unknown
+    loss_high: Bools
+    nonfinite: Bools
+    grad_high: Bools
+    dirty: Bools
+    first_step: int | None  #: first step of this start
+    resumed_from: int | None
+    beta2: float | None
+    earlier: tuple[Earlier, ...]
+    rules: tuple[str, ...]
+    offered: tuple[str, ...]  #: verdicts that the rules offer, in the order of their firing
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the trace from onset to now."""
+        return slice(len(self.trace) - len(self.steps), len(self.trace))
+
+    @property
+    def records(self) -> int:
+        """Records since the onset."""
+        return len(self.steps)
+
+    def before(self, name: str, records: int = 200) -> Floats:
+        """Return the finite values of a signal in the last records before the onset."""
+        end = len(self.trace) - len(self.steps)
+        values = self.trace.column(name)[max(0, end - records) : end]
+        return values[np.isfinite(values)]
+
+
+def dirty_rows(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bools:
+    """Say at which rows the batch's fingerprint is far off its baseline."""
+    repeat, unique, supervised = (trace.column(name)[rows] for name in FINGERPRINT)
+    found: Bools = np.zeros(len(repeat), dtype=np.bool_)
+    if FINGERPRINT[0] in usual:
+        found |= np.isfinite(repeat) & above(repeat, usual[FINGERPRINT[0]], REPEAT_SDS, REPEAT_FACTOR)
+    if FINGERPRINT[1] in usual:
+        found |= np.isfinite(unique) & above(unique, usual[FINGERPRINT[1]], SHARE_SDS, SHARE_FACTOR)
+        found |= below(unique, usual[FINGERPRINT[1]], SHARE_SDS, 1 / SHARE_FACTOR)
+    if FINGERPRINT[2] in usual:
+        found |= below(supervised, usual[FINGERPRINT[2]], SHARE_SDS, 0.5)
+    return found
+
+
+def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, Bools, Bools]:
+    """Return the excess over the trend in standard deviations, where it is abnormal, and where the loss is not finite."""
+    loss = trace.column("loss")[rows]
+    nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
+    counted = trace.column("nonfinite_loss")[rows]
+    nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0))
+    if trend is None or trend.noise <= 0:
+        return np.full(len(loss), np.nan), nonfinite.copy(), nonfinite
+    excess = (loss - trend.at(trace.steps[rows])) / trend.noise
+    with np.errstate(invalid="ignore"):
+        return excess, (excess > LOSS_SDS) | nonfinite, nonfinite
+
+
+def high_gradient(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bools:
+    """Say where the gradient norm or the update ratio is abnormal; a measured non-finite norm is."""
+    size = len(trace.steps[rows])
+    found: Bools = np.zeros(size, dtype=np.bool_)
+    for name in ("grad_norm", "update_ratio"):
+        if name in usual:
+            measured = trace.measured(name)[rows]
+            found |= measured & above(trace.column(name)[rows], usual[name], GRAD_SDS, GRAD_FACTOR)
+    return found
+
+
+#: Signals whose baseline before the onset is kept with the incident.
+BASELINED = ("grad_norm", "update_ratio", "loss_scale", "exp_avg", "exp_avg_sq", *FINGERPRINT)
+
+
+def before_onset(trace: Trace, inherited: Trace | None, onset: int) -> tuple[Trend | None, dict[str, Baseline]]:
+    """Return trend and baselines of the records before ``onset``.
+
+    Own records come first; the parent's, up to the resume, only where there are too few.
+    """
+    end = trace.row(onset)
+    first = max(0, end - TREND_RECORDS)
+    parts = [(trace, slice(first, end))]
+    if end - first < OWN_RECORDS and inherited is not None and len(inherited):
+        older = inherited.row(min(onset, int(trace.steps[0]) if len(trace) else onset))
+        parts.insert(0, (inherited, slice(max(0, older - TREND_RECORDS), older)))
+    steps = np.concatenate([part.steps[rows] for part, rows in parts])
+    kept = steps >= TREND_FROM * onset
+    losses = np.concatenate([part.column("loss")[rows] for part, rows in parts])
+    trend = fit(steps[kept], losses[kept])
+    usual: dict[str, Baseline] = {}
+    for name in BASELINED:
+        found = baseline(np.concatenate([part.column(name)[rows] for part, rows in parts])[-TREND_RECORDS:])
+        if found is not None:
+            usual[name] = found
+    return trend, usual

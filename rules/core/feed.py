@@ -1,0 +1,213 @@
+"""The core's one entry: an input goes in, effects come out. Called by the live and the replay driver and nobody else.
+
+Pure: it reads no clock and does no I/O. The same inputs give the same effects, and a state that was stored and read back
+anywhere in between makes no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwarden.record import Event
+
+from . import acting, aftermath
+from .delivery import announce
+from .effects import Effect, Save
+from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
+from .judging import judge
+from .language import Evaluator
+from .lineage import describe, follows, take_over
+from .rows import row
+from .seeing import AlertEngine, AlertSource
+from .settings import Settings
+from .state import Alive, Checkpoint, Memory, Run, Silence, State, dump_memory, load_memory
+from .stream import Cursor, Gap, admit, flush, pass_time, take
+from .turn import Turn
+
+#: Checkpoints of a run that are remembered.
+CHECKPOINTS = 512
+
+
+class Language:
+    """The rule language as the source of evaluators."""
+
+    def fresh(self, pack: Any) -> AlertEngine:
+        """Return an evaluator of the pack without history."""
+        return Evaluator(pack)
+
+    def revive(self, pack: Any, stored: Any) -> AlertEngine:
+        """Return the evaluator that was stored."""
+        return Evaluator.load(pack, stored)
+
+
+def new_state(settings: Settings, pack: Any, engines: AlertSource | None = None) -> State:
+    """Return the state before any input. ``engines`` makes the rules' evaluators; the rule language's by default."""
+    return State(settings, pack, engines or Language(), Memory())
+
+
+def dump(state: State) -> bytes:
+    """Return all that the core remembers, without settings and rules."""
+    return dump_memory(state.memory)
+
+
+def load(data: bytes, settings: Settings, pack: Any, engines: AlertSource | None = None) -> State:
+    """Return a state that goes on where ``dump`` left off, under these settings and rules.
+
+    Raises:
+        StateError: the data was written by another version or is damaged.
+    """
+    source = engines or Language()
+    return State(settings, pack, source, load_memory(data, pack, source))
+
+
+def feed(state: State, value: Input) -> list[Effect]:
+    """Take one input, change the state, and return the effects in order."""
+    turn = Turn(state)
+    if isinstance(value, Steps):
+        _steps(turn, value)
+    elif isinstance(value, Happened):
+        _happened(turn, value)
+    elif isinstance(value, SourceSeen):
+        _source_seen(turn, value)
+    elif isinstance(value, Tick):
+        _tick(turn, value.time)
+    elif isinstance(value, Command):
+        _command(turn, value)
+    elif isinstance(value, Receipt):
+        _now(turn, value.time)
+        acting.received(turn, value)
+    elif isinstance(value, Observation):
+        _now(turn, value.time)
+    for incident in turn.touched.values():
+        announce(turn, incident, incident.timeline[-1].time if incident.timeline else turn.memory.now)
+    saved: list[Effect] = [Save("incident", incident.id, row(incident)) for incident in turn.touched.values()]
+    return saved + turn.effects
+
+
+def _now(turn: Turn, time: float) -> None:
+    if time > turn.memory.now:
+        turn.memory.now = time
+
+
+def _alive(turn: Turn, start: Start) -> tuple[Run, Alive] | None:
+    """Return run and live start of ``start``, taking over from the start before; None for a start that is over."""
+    run = turn.memory.runs.setdefault(start.run_uid, Run(start.run_uid, start.run))
+    if run.alive is not None and run.alive.start.start_id == start.start_id:
+        return run, run.alive
+    if not follows(run, start):
+        run.stale_lines += 1
+        return None
+    if run.alive is not None:
+        judge(turn, run, run.alive, flush(run.alive.line))
+    return run, take_over(run, start, turn.settings, turn.state.fresh_rules())
+
+
+def _steps(turn: Turn, value: Steps) -> None:
+    found = _alive(turn, value.start)
+    if found is None:
+        return
+    run, alive = found
+    settings, released = turn.settings, []
+    for record in value.records:
+        if _admitted(turn, alive, value.rank, record.seq, record.step):
+            released += take(alive.line, value.rank, record, settings.watermark_steps, settings.watermark_seconds)
+    judge(turn, run, alive, released)
+
+
+def _admitted(turn: Turn, alive: Alive, rank: int, seq: int, step: int | None) -> bool:
+    answer = admit(alive.line, rank, seq)
+    if isinstance(answer, Gap):
+        first = answer.seq == answer.missed + 1
+        says = (
+            f"Rank {rank}: {answer.missed} lines {'before the first one read' if first else 'in between'} are missing."
+        )
+        turn.notice(alive.start, "gap", step, says)
+        return True
+    return answer
+
+
+def _happened(turn: Turn, value: Happened) -> None:
+    found = _alive(turn, value.start)
+    if found is None:
+        return
+    run, alive = found
+    event = value.event
+    if not _admitted(turn, alive, value.rank, event.seq, event.step):
+        return
+    if event.kind == "start":
+        first = not alive.described
+        describe(run, alive, event)
+        if first:
+            aftermath.started(turn, run, alive, event)
+            if alive.resumed_from is not None:
+                says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}."
+                turn.notice(alive.start, "resume", alive.resumed_from, says)
+    elif event.kind == "checkpoint":
+        _checkpoint(run, alive, event)
+    elif event.kind == "exit" and value.rank == min(alive.line.cursors):
+        judge(turn, run, alive, flush(alive.line))
+        aftermath.ended(turn, run, alive, event, event.time, event.step)
+
+
+def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
+    """Remember what an event says of a checkpoint; later events of the same path add to it."""
+    fields = event.fields
+    path, step = fields.get("path"), fields.get("step", event.step)
+    if not isinstance(path, str):
+        return
+    known = next((one for one in run.checkpoints if one.path == path and (one.step == step or step is None)), None)
+    if known is None:
+        if not isinstance(step, int):
+            return
+        known = Checkpoint(attempt=alive.start.attempt, step=step, path=path)
+        run.checkpoints.append(known)
+        del run.checkpoints[:-CHECKPOINTS]
+    elif isinstance(fields.get("complete"), bool) and known.attempt != alive.start.attempt and "deleted" not in fields:
+        known.attempt = alive.start.attempt  # written anew by a later attempt
+        known.deleted = known.abandoned = False
+    for name in ("complete", "finite"):
+        if isinstance(fields.get(name), bool):
+            setattr(known, name, fields[name])
+    for name in ("deleted", "pinned", "abandoned"):
+        if fields.get(name) is True:
+            setattr(known, name, True)
+
+
+def _source_seen(turn: Turn, value: SourceSeen) -> None:
+    _now(turn, value.time)
+    found = _alive(turn, value.start)
+    if found is None:
+        return
+    run, alive = found
+    alive.sources[value.rank] = value
+    alive.line.cursors.setdefault(value.rank, Cursor()).behind = value.reachable and not value.caught_up
+    acting.deliver(turn, run)
+
+
+def _tick(turn: Turn, time: float) -> None:
+    _now(turn, time)
+    for run in turn.memory.runs.values():
+        alive = run.alive
+        if alive is not None and alive.line.pending:
+            released = pass_time(alive.line, time - 3 * turn.settings.watermark_seconds)
+            judge(turn, run, alive, released)
+        acting.overdue(turn, run)
+        acting.deliver(turn, run)
+
+
+def _command(turn: Turn, command: Command) -> None:
+    _now(turn, command.time)
+    if command.name == "silence":
+        memory = turn.memory
+        memory.silences = [
+            one
+            for one in memory.silences
+            if one.matchers != command.matchers and (one.until is None or one.until > memory.now)
+        ]
+        if command.until is None or command.until > memory.now:
+            memory.silences.append(Silence(dict(command.matchers), command.until, command.author, command.comment))
+        return
+    acting.commanded(turn, command)
+
+
+__all__ = ["dump", "feed", "load", "new_state"]

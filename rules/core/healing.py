@@ -1,0 +1,49 @@
+"""Is the level back? After the alerts are over, the loss is compared with the trend before the onset.
+
+Neither the size of the peak nor a threshold decides: a loss that settles 0.7 % high for good is a level shift, and one that peaked
+at twice its value and is back after 30 steps is nothing (design §4.1; cases A01, A11).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from .facts import Facts
+from .trend import shift
+
+Level = Literal["back", "high", "settled", "unknown"]
+
+#: Standard errors, and standard deviations of one record, above the trend from which the level is high.
+ERRORS, SDS = 4.0, 1.0
+#: The excess of the newer half over that of the older from which it is not coming down any more.
+STILL_FALLING = 0.75
+
+
+def level(facts: Facts, since: int, level_steps: int) -> Level:
+    """Judge the loss of the steps after ``since``, the last with a firing alert.
+
+    ``high`` may still come down; ``settled`` has stayed high for ``level_steps`` and does not; ``unknown``: there is no loss or
+    no trend to compare.
+    """
+    if facts.trend is None:
+        return "unknown"
+    after = facts.steps > since
+    steps, losses = facts.steps[after], facts.loss[after]
+    if facts.nonfinite[after].any():
+        return "high"
+    found = shift(facts.trend, steps, losses)
+    if found is None:
+        return "unknown"
+    if not found.excess > max(ERRORS * found.error, SDS * facts.trend.noise):
+        return "back"
+    if facts.now - since < level_steps:
+        return "high"
+    half = len(steps) // 2
+    older, newer = shift(facts.trend, steps[:half], losses[:half]), shift(facts.trend, steps[half:], losses[half:])
+    if older is None or newer is None or not np.isfinite(newer.excess):
+        return "unknown"
+    if not newer.excess > max(ERRORS * newer.error, SDS * facts.trend.noise):
+        return "back"
+    return "high" if newer.excess < STILL_FALLING * older.excess else "settled"

@@ -1,0 +1,276 @@
+"""The life of an incident until it is decided: opened by the first alert, joined by others, confirmed, healed, closed.
+
+One event is one incident: whatever fires while one is open, or within its healing time, joins it; a thousand NaN records are one.
+"""
+
+from __future__ import annotations
+
+from trainwarden.record import Step
+
+from .attribution import Cause, attribute
+from .delivery import pin, rank
+from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
+from .healing import level
+from .onset import onset, uncertainty
+from .seeing import Change
+from .state import Alive, Incident, IncidentState, RuleSeen, Run
+from .suspects import suspects
+from .targets import choose
+from .turn import Turn, digest
+from .verdict import lasting, shape
+
+#: Steps with a firing alert after which an incident is confirmed without the loss.
+PERSISTS = 20
+#: Closed incidents that a run remembers.
+REMEMBERED = 20
+#: Records after its opening at which an incident is judged one by one; later, every eighth.
+CLOSELY, THEN_EVERY = 64, 8
+
+
+def open_incident(run: Run, start_id: str) -> Incident | None:
+    """Return the incident of a start that still gathers alerts."""
+    for incident in run.incidents.values():
+        if incident.open and incident.start_id == start_id:
+            return incident
+    return None
+
+
+def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
+    """Let a firing alert open an incident or join the open one."""
+    severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
+    incident = open_incident(run, alive.start.start_id)
+    if incident is not None and _outgrown(incident, severity, record.step, turn.settings.heal_steps):
+        close(turn, incident, record.time, record.step, "recovered", "A graver alert opened an incident of its own.")
+        incident = None
+    fresh = incident is None
+    if incident is None:
+        incident = _open(turn, run, alive, record, change)
+    known = incident.rules.get(change.rule)
+    if known is None:
+        incident.rules[change.rule] = RuleSeen(change.since, record.step, severity, offered)
+        if not fresh:
+            turn.note(incident, record.time, record.step, f"{change.rule} joins (since step {change.since}).")
+    else:
+        known.firing = True
+    incident.last_active_step = record.step
+    if fresh or known is None:
+        place(incident, alive)
+    if fresh:
+        uncertain = f" (uncertain by {incident.uncertainty})" if incident.uncertainty > 1 else ""
+        turn.note(
+            incident, record.time, record.step, f"{change.rule} fires; it began at step {incident.onset}{uncertain}."
+        )
+    turn.touch(incident)
+    return incident
+
+
+def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> None:
+    """Note that an alert is over."""
+    incident = open_incident(run, alive.start.start_id)
+    if incident is not None and change.rule in incident.rules and incident.rules[change.rule].firing:
+        incident.rules[change.rule].firing = False
+        unknown = " (its signals are unknown)" if change.state == "unknown" else ""
+        turn.note(incident, record.time, record.step, f"{change.rule} is over{unknown}.")
+
+
+def _outgrown(incident: Incident, severity: str, step: int, heal_steps: int) -> bool:
+    """Say whether a lasting piece of information must not swallow a graver alert that comes much later."""
+    return incident.severity == "info" and rank(severity) > 0 and step - incident.opened_step > heal_steps
+
+
+def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
+    start = alive.start
+    alive.incidents += 1
+    incident = Incident(
+        id=f"inc_{digest(start.run_uid, str(start.attempt), start.start_id, str(record.step), str(alive.incidents))}",
+        run_uid=start.run_uid,
+        run=start.run,
+        attempt=start.attempt,
+        start_id=start.start_id,
+        onset=change.since,
+        opened_step=record.step,
+        opened_time=record.time,
+        severity=change.labels.get("severity", "warning"),
+        verdict=change.labels.get("verdict", "other") or "other",
+        last_active_step=record.step,
+        follows=predecessor(run, start.attempt),
+    )
+    remember(run, incident)
+    return incident
+
+
+def remember(run: Run, incident: Incident) -> None:
+    """Add an incident to the run and forget the oldest closed ones beyond the limit."""
+    run.incidents[incident.id] = incident
+    over = [one.id for one in run.incidents.values() if one.ended]
+    for gone in over[: max(0, len(over) - REMEMBERED)]:
+        del run.incidents[gone]
+
+
+def predecessor(run: Run, attempt: int) -> str | None:
+    """Return the incident of the newest earlier attempt that had one which did not simply heal."""
+    found = [
+        incident
+        for incident in run.incidents.values()
+        if incident.attempt < attempt and (incident.state != "recovered" or incident.action != "none")
+    ]
+    return max(found, key=lambda one: (one.attempt, one.opened_step)).id if found else None
+
+
+def place(incident: Incident, alive: Alive) -> None:
+    """Find the onset and what was usual before it, from all rules that joined so far."""
+    grave = [seen for seen in incident.rules.values() if rank(seen.severity) > 0]
+    since = min(seen.since for seen in grave or incident.rules.values())
+    trend, usual = before_onset(alive.trace, alive.inherited, since)
+    incident.onset = onset(alive.trace, since, trend, usual)
+    if incident.onset < since:  # what led up to it is no baseline
+        trend, usual = before_onset(alive.trace, alive.inherited, incident.onset)
+    incident.trend, incident.usual = trend, usual
+    incident.uncertainty = uncertainty(alive.trace, incident.onset, trend, usual)
+    incident.since_start = None if alive.first_step is None else incident.onset - alive.first_step
+
+
+def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
+    """Return the incident's numbers as of the newest record."""
+    trace = alive.trace
+    rows = slice(trace.row(incident.onset), len(trace))
+    excess, loss_high, nonfinite = high_loss(trace, rows, incident.trend)
+    return Facts(
+        trace=trace,
+        onset=incident.onset,
+        uncertainty=incident.uncertainty,
+        opened=incident.opened_step,
+        now=int(trace.steps[-1]),
+        trend=incident.trend,
+        usual=incident.usual,
+        steps=trace.steps[rows],
+        loss=trace.column("loss")[rows],
+        loss_measured=trace.measured("loss")[rows],
+        excess=excess,
+        loss_high=loss_high,
+        nonfinite=nonfinite,
+        grad_high=high_gradient(trace, rows, incident.usual),
+        dirty=dirty_rows(trace, rows, incident.usual),
+        first_step=alive.first_step,
+        resumed_from=alive.resumed_from,
+        beta2=_beta2(alive),
+        earlier=_earlier(run, incident),
+        rules=tuple(incident.rules),
+        offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
+    )
+
+
+def _beta2(alive: Alive) -> float | None:
+    values = alive.trace.column("beta2")
+    known = values[(values >= 0) & (values < 1)]
+    return float(known[-1]) if len(known) else alive.beta2
+
+
+def _earlier(run: Run, incident: Incident) -> tuple[Earlier, ...]:
+    found = []
+    for one in run.incidents.values():
+        if one.attempt < incident.attempt and one.severity != "info":
+            found.append(Earlier(one.id, one.attempt, one.onset, one.since_start, one.cause))
+    return tuple(found)
+
+
+def due(incident: Incident) -> bool:
+    """Say whether the incident is judged at this record: depends on the count of its records alone."""
+    return incident.records <= CLOSELY or incident.records % THEN_EVERY == 0
+
+
+def conclude(
+    incident: Incident, facts: Facts, persist_steps: int, healed: bool = False, settled: bool = False
+) -> Cause:
+    """Write cause, verdict, suspects and summary from the facts."""
+    cause = attribute(facts)
+    incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
+    incident.findings, incident.cheapest_test = cause.findings, cause.cheapest_test
+    incident.verdict = shape(facts, healed, settled, persist_steps)
+    finite = facts.excess[facts.excess == facts.excess]
+    if len(finite):
+        incident.worst_excess = max(incident.worst_excess, float(finite.max()))
+    found = suspects(facts)
+    incident.suspect_samples, incident.suspect_epoch = found.ranges, found.epoch
+    incident.summary = _summary(incident, facts)
+    return cause
+
+
+def _summary(incident: Incident, facts: Facts) -> str:
+    lasted = lasting(facts)
+    words = incident.verdict.replace("_", " ")
+    said = [f"{words} from step {incident.onset}"]
+    if facts.trend is not None and len(facts.loss):
+        finite = facts.loss[facts.loss == facts.loss]
+        if lasted and len(finite):
+            usual = float(facts.trend.at(facts.steps[:1])[0])
+            said.append(f"loss up to {float(finite.max()):.4g} against {usual:.4g}, high over {lasted} steps")
+    cause = "cause undetermined" if incident.cause == "undetermined" else f"cause {incident.cause.replace('_', ' ')}"
+    said.append(f"{cause} (confidence {incident.confidence:.2f})")
+    text = ", ".join(said) + "."
+    return text[0].upper() + text[1:]
+
+
+def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
+    """Confirm a watched incident: by the loss, by a value that is not finite, by a critical rule, or by persistence."""
+    if incident.state != "watching":
+        return
+    need = max(1, turn.settings.confirm_steps // facts.trace.stride())
+    high = int(facts.loss_high[-max(10, need) :].sum())
+    if facts.nonfinite.any():
+        why = "the loss is not finite"
+    elif high >= need:
+        why = f"the loss is above its trend in {high} records"
+    elif any(seen.severity == "critical" and seen.firing for seen in incident.rules.values()):
+        why = "a critical rule fires"
+    elif incident.last_active_step - incident.onset >= PERSISTS:
+        why = f"it has lasted {incident.last_active_step - incident.onset} steps"
+    else:
+        return
+    incident.confirmed_step = facts.now
+    turn.note(incident, time, facts.now, f"Confirmed: {why}.", "confirmed")
+
+
+def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
+    """Raise the severity to at least ``severity``; it never falls."""
+    if rank(severity) > rank(incident.severity):
+        incident.severity = severity
+        turn.touch(incident)
+
+
+def keep_target(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float) -> None:
+    """Ask the receiver to keep the checkpoint that a rollback would need, once an incident is more than information."""
+    if not turn.settings.receiver or rank(incident.severity) == 0:
+        return
+    chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
+    if chosen is not None:
+        turn.effects.append(pin(incident, chosen.target, turn.settings, time))
+
+
+def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:
+    """Close an incident whose alerts are over: healed, or hand on (True) one whose level has settled high."""
+    settings = turn.settings
+    quiet = facts.now - incident.last_active_step
+    if any(seen.firing for seen in incident.rules.values()) or quiet < settings.heal_steps:
+        return False
+    found = level(facts, incident.last_active_step, settings.level_steps)
+    if found == "settled":
+        return True
+    if found == "high":
+        return False
+    conclude(incident, facts, settings.persist_steps, healed=True)
+    says = f"No alert for {quiet} steps and the loss is back on its trend."
+    if found == "unknown":
+        says = f"No alert for {quiet} steps; there is no trend to compare the loss with."
+    if incident.plan is not None:
+        says += " It healed before anything was done."
+    close(turn, incident, time, facts.now, "recovered", says)
+    return False
+
+
+def close(turn: Turn, incident: Incident, time: float, step: int | None, state: IncidentState, says: str) -> None:
+    """End an incident."""
+    incident.closed_step = step
+    for seen in incident.rules.values():
+        seen.firing = False
+    turn.note(incident, time, step, says, state)

@@ -1,0 +1,148 @@
+"""One record after another: remember it, apply its alert changes, judge what is open. The order of these steps is the core's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainwarden.record import Step
+
+from .acting import consider, escalate
+from .aftermath import verify
+from .block import from_steps
+from .delivery import announce
+from .incidents import (
+    conclude,
+    confirm,
+    due,
+    facts_of,
+    fired,
+    heal,
+    keep_target,
+    open_incident,
+    raise_severity,
+    resolved,
+)
+from .instrument import VARYING, look
+from .seeing import Change
+from .state import Alive, Incident, Rules, RuleSeen, Run
+from .stream import Released
+from .turn import Turn
+from .verdict import PERSISTENT, lasting
+
+#: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
+RANK_SDS = 10.0
+#: Ranks from which a comparison between them means something.
+RANKS = 4
+
+
+def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> None:
+    """Evaluate released records in order. How they are cut into calls makes no difference."""
+    if not released:
+        return
+    several = alive.line.world_size > 1
+    block = from_steps([one.record for one in released], [one.by_rank for one in released] if several else None)
+    rules: Rules = alive.rules
+    changes = list(rules.engine.feed(block))
+    place = 0
+    for row, one in enumerate(released):
+        mine = []
+        while place < len(changes) and changes[place].row <= row:
+            mine.append(changes[place])
+            place += 1
+        _one(turn, run, alive, one, mine)
+
+
+def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequence[Change]) -> None:
+    record = released.record
+    alive.trace.append(record)
+    if alive.first_step is None:
+        alive.first_step = record.step - record.stride + 1
+    _look_at_instruments(turn, alive, record)
+    opened: Incident | None = None
+    known = open_incident(run, alive.start.start_id)
+    for change in changes:
+        if change.state == "firing":
+            severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
+            alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
+            incident = fired(turn, run, alive, record, change)
+            opened = incident if known is None or incident.id != known.id else None
+        elif change.state in ("resolved", "unknown"):
+            alive.firing.pop(change.rule, None)
+            resolved(turn, run, alive, record, change)
+    incident_now = open_incident(run, alive.start.start_id)
+    if incident_now is not None:
+        _judge_incident(turn, run, alive, incident_now, released, bool(changes))
+        if opened is not None:
+            keep_target(turn, run, alive, incident_now, record.time)
+    verify(turn, run, alive, record)
+    for touched in list(turn.touched.values()):
+        if touched.run_uid == run.run_uid:
+            announce(turn, touched, record.time)
+
+
+def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, released: Released, changed: bool) -> None:
+    record, settings = released.record, turn.settings
+    incident.records += 1
+    if any(seen.firing for seen in incident.rules.values()):
+        incident.last_active_step = record.step
+    _odd_ranks(incident, released)
+    for seen in incident.rules.values():
+        raise_severity(turn, incident, seen.severity)
+    if not (due(incident) or changed):
+        return
+    facts = facts_of(incident, alive, run)
+    cause = conclude(incident, facts, settings.persist_steps)
+    confirm(turn, incident, facts, record.time)
+    if incident.verdict in PERSISTENT and lasting(facts) >= settings.persist_steps:
+        raise_severity(turn, incident, "critical")
+    turn.touch(incident)
+    consider(turn, run, alive, incident, facts, cause, record.time)
+    if not incident.open or incident.state == "acting":
+        return
+    if heal(turn, incident, facts, record.time):
+        conclude(incident, facts, settings.persist_steps, settled=True)
+        escalate(turn, incident, record.time, record.step, "The alerts are over, but the loss settled above its trend.")
+    elif incident.open and record.step - incident.opened_step > settings.open_steps:
+        escalate(
+            turn,
+            incident,
+            record.time,
+            record.step,
+            f"It has neither healed nor settled in {settings.open_steps} steps.",
+        )
+
+
+def _odd_ranks(incident: Incident, released: Released) -> None:
+    """Count for each rank the records in which its loss alone stands out; more than half the ranks is nobody's own."""
+    if len(released.by_rank) < RANKS:
+        return
+    losses = {}
+    for rank_, record in released.by_rank.items():
+        own = record.value("rank_loss")
+        value = own if own is not None else record.value("loss")
+        if value is not None:
+            losses[rank_] = value
+    values = np.array(list(losses.values()))
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return
+    middle = float(np.median(finite))
+    spread = 1.4826 * float(np.median(np.abs(finite - middle)))
+    odd = [
+        rank_
+        for rank_, value in losses.items()
+        if not np.isfinite(value) or value > middle + RANK_SDS * max(spread, 1e-3 * abs(middle))
+    ]
+    if len(odd) * 2 > len(losses):
+        return
+    for rank_ in odd:
+        incident.odd_ranks[rank_] = incident.odd_ranks.get(rank_, 0) + 1
+
+
+def _look_at_instruments(turn: Turn, alive: Alive, record: Step) -> None:
+    for name in VARYING:
+        fault = look(alive.watches, name, record.value(name), turn.settings.dead_records)
+        if fault is not None:
+            turn.notice(alive.start, fault.kind, record.step, fault.says, fault.signal)

@@ -1,0 +1,136 @@
+"""Which start follows from which: a new start takes over from the last one of its run.
+
+Windows and rules begin anew with it. What it inherits is memory for comparison: the parent's records up to the checkpoint it
+resumed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trainwarden.plan import Applied, Plan
+from trainwarden.record import Event
+
+from .inputs import Start
+from .settings import Settings
+from .state import Alive, Executed, Rules, Run
+from .stream import Line
+from .trace import Trace
+
+#: Start ids of a run that are remembered as over.
+REMEMBERED = 64
+#: Rows of the parent's line that a resumed start inherits.
+INHERITED = 1000
+
+
+def follows(run: Run, start: Start) -> bool:
+    """Say whether lines of ``start`` may still be evaluated: it is the live one, or newer than it."""
+    if start.start_id in run.past_starts:
+        return False
+    return run.alive is None or start.attempt >= run.alive.start.attempt
+
+
+def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive:
+    """Make ``start`` the run's live start and return it; the trace of the one before is kept for its attempt."""
+    before = run.alive
+    if before is not None:
+        run.past_starts.append(before.start.start_id)
+        del run.past_starts[:-REMEMBERED]
+        run.traces[before.start.attempt] = before.trace
+    run.alive = Alive(start=start, line=Line(), trace=Trace(limit=settings.history_steps), rules=rules)
+    return run.alive
+
+
+def describe(run: Run, alive: Alive, event: Event) -> None:
+    """Take from a start event what judgement needs; several ranks send one each and the first counts."""
+    fields = event.fields
+    alive.line.world_size = max(alive.line.world_size, _whole(fields.get("world_size")) or 1)
+    if alive.described:
+        return
+    alive.described = True
+    can_skip = fields.get("can_skip")
+    alive.can_skip = [str(mode) for mode in can_skip] if isinstance(can_skip, list) else []
+    dataset = fields.get("dataset")
+    alive.dataset = dataset if isinstance(dataset, str) else None
+    alive.beta2 = _beta2(fields)
+    source = fields.get("resumed_from")
+    if isinstance(source, Mapping):
+        alive.resumed_from = _whole(source.get("step"))
+        alive.resumed_attempt = _whole(source.get("attempt"))
+    if alive.resumed_from is not None:
+        # The attempt that wrote the checkpoint; where it is not remembered, the newest one that is.
+        parent = run.traces.get(alive.resumed_attempt if alive.resumed_attempt is not None else -1)
+        if parent is None and run.traces:
+            parent = run.traces[max(run.traces)]
+        alive.inherited = None if parent is None else until(parent, alive.resumed_from)
+
+
+def until(trace: Trace, step: int, rows: int = INHERITED) -> Trace:
+    """Return a copy of the newest ``rows`` rows up to and including ``step``."""
+    end = trace.row(step + 1)
+    kept = slice(max(0, end - rows), end)
+    return Trace(
+        limit=trace.limit,
+        n=kept.stop - kept.start,
+        step_column=trace.step_column[kept].copy(),
+        time_column=trace.time_column[kept].copy(),
+        stride_column=trace.stride_column[kept].copy(),
+        values={name: values[kept].copy() for name, values in trace.values.items()},
+        present={name: flags[kept].copy() for name, flags in trace.present.items()},
+        sample_first=trace.sample_first[kept].copy(),
+        sample_end=trace.sample_end[kept].copy(),
+        more_samples={at: ranges for at, ranges in trace.more_samples.items() if at <= step},
+        shard_of=trace.shard_of[kept].copy(),
+        more_shards={at: places for at, places in trace.more_shards.items() if at <= step},
+        spans=list(trace.spans),
+    )
+
+
+def applied_plan(event: Event) -> Applied | None:
+    """Return what a start event says was applied, or None; a report that cannot be read counts as none."""
+    report = event.fields.get("plan_applied")
+    if not isinstance(report, Mapping):
+        return None
+    try:
+        return msgspec.convert(report, Applied)
+    except msgspec.ValidationError:
+        return None
+
+
+def executed(report: Applied, attempt: int) -> Executed | None:
+    """Return what the ledger rule needs of an applied plan, or None where it had no target."""
+    if report.target is None:
+        return None
+    return Executed(plan_id=report.plan_id, for_attempt=attempt, target_step=report.target.step)
+
+
+def plan_of(report: Applied, run_uid: str, attempt: int) -> Plan:
+    """Return a plan with the contents of the report: what was applied though this daemon did not ask for it."""
+    return Plan(
+        plan_id=report.plan_id,
+        run_uid=run_uid,
+        for_attempt=attempt,
+        target=report.target,
+        reset_optimizer=report.reset_optimizer,
+        lr_factor=report.lr_factor,
+        rewarmup_steps=report.rewarmup_steps,
+        skip_samples=list(report.skip_samples),
+        exclude=list(report.exclude),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _beta2(fields: Mapping[str, Any]) -> float | None:
+    direct = fields.get("beta2")
+    if isinstance(direct, int | float) and 0 <= direct < 1:
+        return float(direct)
+    betas = fields.get("betas")
+    if isinstance(betas, list | tuple) and len(betas) == 2 and isinstance(betas[1], int | float):
+        return float(betas[1])
+    return None

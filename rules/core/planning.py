@@ -1,0 +1,173 @@
+"""The plan: what the next attempt must do differently, and why. The fix follows the cause (design §4.6).
+
+Data: exclude it and leave the learning rate alone. Numeric: go back and reset the optimizer. Optimizer: reset with a short
+warm-up. Learning rate: halve it and warm up again. Unclear: only go back, and ask. What the run's loader cannot do is refused
+here, before anything is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from trainwarden.plan import Checks, Exclusion, Plan, SkipMode, merge_ranges
+from trainwarden.record import Ranges
+
+from .facts import Facts
+from .settings import Settings
+from .state import Alive, Checkpoint, Executed
+from .suspects import suspects
+from .targets import choose
+from .trace import Trace
+
+#: An end beyond a shard's last row means the rest of it; the extent in positions says nothing about rows held in reserve.
+WHOLE_SHARD = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No plan can be made, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan; ``low_confidence`` where it needs a person's approval whatever the mode."""
+
+    plan: Plan
+    low_confidence: bool
+
+
+def plan_rollback(
+    facts: Facts,
+    cause: str,
+    alive: Alive,
+    checkpoints: Sequence[Checkpoint],
+    executed: Sequence[Executed],
+    settings: Settings,
+    further_than: int | None = None,
+    earlier: Plan | None = None,
+) -> Planned | Refusal:
+    """Make the plan for a rollback of this attempt. ``earlier`` is the plan that did not help, kept and widened."""
+    start = alive.start
+    chosen = choose(
+        checkpoints, executed, facts.onset, facts.uncertainty, cause, facts.beta2 or alive.beta2, further_than
+    )
+    if chosen is None:
+        return Refusal(
+            f"there is no complete checkpoint older than step {facts.onset - facts.uncertainty} to go back to"
+        )
+    reasons = {"target": f"Step {chosen.target.step} is {chosen.says}."}
+    skip: Ranges = []
+    exclude: list[Exclusion] = []
+    skip_mode: SkipMode = "substitute"
+    epoch = 0
+    if cause == "data":
+        found = suspects(facts)
+        if earlier is None or facts.dirty.any():  # with an earlier plan and clean batches, its skip is all there is
+            skip, epoch = found.ranges, found.epoch
+        if not skip and (earlier is None or not earlier.skip_samples):
+            return Refusal("the data is suspect, but the records do not say which samples the steps consumed")
+        mode = _skip_mode(alive.can_skip)
+        if mode is None:
+            return Refusal("the data is suspect, but this run's loader can neither substitute nor shift samples")
+        skip_mode = mode
+        reasons["skip_samples"] = f"Dirty data since step {facts.onset}: {found.says}."
+        reasons["skip_mode"] = (
+            "Other steps keep their batches." if mode == "substitute" else "The loader cannot substitute samples."
+        )
+        if "exclude" in alive.can_skip and alive.dataset is not None and found.shards:
+            exclude = [
+                Exclusion(dataset=alive.dataset, shard=span.name, first=0, end=WHOLE_SHARD) for span in found.shards
+            ]
+            reasons["exclude"] = "The same shards are dirty in every epoch."
+    if earlier is not None and earlier.skip_samples and (not skip or earlier.skip_epoch == epoch):
+        skip, epoch = merge_ranges([*earlier.skip_samples, *skip]), earlier.skip_epoch
+        skip_mode = earlier.skip_mode
+        reasons.setdefault("skip_samples", "What the last plan skipped stays skipped.")
+    reset = chosen.too_young or cause in ("numeric", "optimizer_state") or earlier is not None
+    if reset:
+        reasons["reset_optimizer"] = (
+            "The last rollback did not help: the state goes too."
+            if earlier is not None
+            else "What broke the run is still in the optimizer's moments."
+        )
+    lr_factor = settings.lr_factor if cause == "learning_rate" else 1.0
+    if lr_factor != 1.0:
+        reasons["lr_factor"] = f"The learning rate was too high: it goes on with {lr_factor:g} times the schedule."
+    ramp = settings.rewarmup_steps if reset or lr_factor != 1.0 else 0
+    if ramp:
+        reasons["rewarmup_steps"] = f"The rate ramps up over {ramp} steps after the change."
+    plan = Plan(
+        plan_id="",
+        run_uid=start.run_uid,
+        for_attempt=start.attempt + 1,
+        target=chosen.target,
+        fallback_targets=chosen.fallbacks,
+        reset_optimizer=reset,
+        lr_factor=lr_factor,
+        rewarmup_steps=ramp,
+        skip_samples=skip,
+        skip_epoch=epoch,
+        exclude=exclude,
+        skip_mode=skip_mode,
+        reasons=reasons,
+        checks=Checks(
+            start_step=chosen.target.step + 1,
+            lr=expected_lr(alive, chosen.target.step + 1, lr_factor) if not ramp else None,
+            optimizer_step=1 if reset else expected_counter(alive, chosen.target.step + 1),
+            skipped=skip,
+        ),
+    )
+    return Planned(named(plan), chosen.too_young or cause == "undetermined")
+
+
+def named(plan: Plan) -> Plan:
+    """Return the plan with the id that its contents give: the same plan has the same id wherever it was made."""
+    content = msgspec.json.encode(msgspec.structs.replace(plan, plan_id=""), order="sorted")
+    return msgspec.structs.replace(plan, plan_id=f"plan_{sha256(content).hexdigest()[:20]}")
+
+
+def _skip_mode(can_skip: Sequence[str]) -> SkipMode | None:
+    if "substitute" in can_skip:
+        return "substitute"
+    return "shift" if "shift" in can_skip else None
+
+
+def _of_line(alive: Alive, step: int) -> Trace | None:
+    """Return the trace of the run's present line that holds ``step``: the start's own, or its parent's up to the resume."""
+    if alive.first_step is not None and step >= alive.first_step:
+        return alive.trace
+    return alive.inherited
+
+
+def expected_lr(alive: Alive, step: int, factor: float) -> float | None:
+    """Return the rate at ``step`` as the broken line's record has it, times the plan's factor."""
+    trace = _of_line(alive, step)
+    rate = None if trace is None else trace.at("lr", step)
+    return None if rate is None else rate * factor
+
+
+def expected_counter(alive: Alive, step: int) -> int | None:
+    """Return the optimizer's own counter after ``step``, from the nearest measurement and the skipped steps between."""
+    trace = _of_line(alive, step)
+    if trace is None or not len(trace):
+        return None
+    rows = trace.measured("optimizer_step").nonzero()[0]
+    if not len(rows):
+        return None
+    steps = trace.steps[rows]
+    place = int(abs(steps - step).argmin())
+    near = int(steps[place])
+    if near < int(trace.steps[0]) or step < int(trace.steps[0]):
+        return None
+    value = int(trace.column("optimizer_step")[rows[place]])
+    first, last = min(near, step), max(near, step)
+    between = trace.column("skipped")[trace.rows(first + 1, last + 1)]
+    skipped = int(between[between == between].sum())
+    moved = (last - first) - skipped
+    return value + moved if step >= near else value - moved

@@ -1,0 +1,91 @@
+"""What should be done: from shape, persistence, cause and what was done before. Whether it may be done now is the gates' business.
+
+Only persistence justifies a rollback. Three things persist: weights that are no longer numbers, a loss that stays high, and a
+shard that is dirty step after step while loss or gradient are abnormal; the last may be acted upon sooner, because each
+further step does more damage and the evidence does not get better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .attribution import Cause
+from .facts import Facts
+from .settings import Settings
+from .verdict import still_high
+
+Wanted = Literal["none", "rollback", "escalate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What should be done and why; ``needs_approval`` where the cause is too unclear to act alone.
+
+    ``held_by`` names what makes it wait for more steps: ``warm_up`` or ``cool_down``.
+    """
+
+    action: Wanted
+    why: str
+    needs_approval: bool = False
+    held_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What limits a decision: rollbacks of the run so far, and how long this attempt has run."""
+
+    rollbacks: int
+    rolled_back: bool  #: this attempt began with a plan
+    steps_run: int  #: steps of this attempt until now
+    ramp_steps: int = 0  #: steps of the plan's ramp
+
+
+NOTHING = Decision("none", "")
+
+
+def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decision:
+    """Return what should be done about an open incident now."""
+    reason = _reason(facts, cause, settings)
+    if reason is None:
+        return NOTHING
+    if past.steps_run <= settings.warmup_steps + past.ramp_steps:
+        return Decision("none", f"{reason} Nothing is done within the attempt's warm-up.", held_by="warm_up")
+    if past.rolled_back and past.steps_run <= settings.cooldown_steps:
+        return Decision("none", f"{reason} The last rollback is too recent.", held_by="cool_down")
+    if past.rollbacks >= settings.max_rollbacks:
+        return Decision("escalate", f"{reason} {past.rollbacks} rollbacks were made already: a person must look.")
+    unclear = cause.name == "undetermined" or cause.confidence < settings.confidence
+    return Decision("rollback", reason, needs_approval=unclear)
+
+
+def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:
+    stride = facts.trace.stride()
+    need = max(2, settings.nonfinite_steps // stride)
+    if facts.records >= need and facts.nonfinite[-need:].all():
+        return f"The loss is not finite for {need} records in a row: the weights are no longer numbers."
+    if cause.name == "data" and dirty_now(facts, settings.dirty_steps):
+        return (
+            f"{int(np.count_nonzero(facts.dirty))} batches since step {facts.onset} are dirty and it does not heal: "
+            "each further step does more damage."
+        )
+    if still_high(facts, settings.persist_steps):
+        return f"The loss stays above its trend for {settings.persist_steps} steps and does not come back."
+    return None
+
+
+def dirty_now(facts: Facts, steps: int) -> bool:
+    """Say whether data stayed dirty for ``steps`` up to now, with loss or gradient abnormal and no sign of healing."""
+    records = max(3, steps // facts.trace.stride())
+    if facts.records < records:
+        return False
+    dirty = facts.dirty[-records:]
+    odd = (facts.loss_high | facts.grad_high)[-records:]
+    recent = records // 2
+    return bool(
+        np.count_nonzero(dirty) >= 0.8 * records
+        and np.count_nonzero(odd) >= 0.6 * records
+        and np.count_nonzero(odd[-recent:]) >= 0.6 * recent
+    )

@@ -1,0 +1,75 @@
+"""An incident as the JSON object that is stored, shown and sent (design §3.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainwarden.record import encode_numbers
+
+from .state import Incident
+
+
+def row(incident: Incident) -> dict[str, Any]:
+    """Return the incident's row: plain data that any JSON encoder takes, non-finite numbers as their words."""
+    data: dict[str, Any] = {
+        "id": incident.id,
+        "run": incident.run,
+        "run_uid": incident.run_uid,
+        "attempt": incident.attempt,
+        "start_id": incident.start_id,
+        "onset_step": incident.onset,
+        "onset_uncertainty": incident.uncertainty,
+        "opened_step": incident.opened_step,
+        "confirmed_step": incident.confirmed_step,
+        "closed_step": incident.closed_step,
+        "state": incident.state,
+        "severity": incident.severity,
+        "verdict": incident.verdict,
+        "action": incident.action,
+        "plan": None if incident.plan is None else msgspec.to_builtins(incident.plan),
+        "held_by": incident.held_by,
+        "done": incident.done,
+        "webhook_id": incident.webhook_id,
+        "follows": incident.follows,
+        "acknowledged_by": incident.acknowledged_by,
+        "approved_by": incident.approved_by,
+        "cause": {"name": incident.cause, "confidence": incident.confidence, "scores": dict(incident.scores)},
+        "scope": {"ranks": sorted(incident.odd_ranks), "groups": [], "modules": [], "hosts": []},
+        "alerts": list(incident.rules),
+        "suspect_samples": [[first, end] for first, end in incident.suspect_samples],
+        "suspect_epoch": incident.suspect_epoch,
+        "summary": incident.summary,
+        "cheapest_test": incident.cheapest_test or None,
+        "evidence": [{"kind": one.kind, "step": one.step, "says": one.says} for one in incident.findings],
+        "verification": _verification(incident),
+        "timeline": [
+            {"time": entry.time, "step": entry.step, "state": entry.state, "says": entry.says}
+            for entry in incident.timeline
+        ],
+    }
+    found: dict[str, Any] = encode_numbers(data)
+    return found
+
+
+def _verification(incident: Incident) -> dict[str, Any] | None:
+    verification = incident.verification
+    if verification is None:
+        return None
+    result = verification.result
+    return {
+        "attempt": verification.attempt,
+        "checks": {name: {"ok": check.ok, "says": check.says} for name, check in verification.checks.items()},
+        "windows": [
+            {"first": verification.first_step, "end": verification.onset_step, "says": verification.first_window},
+            {"first": verification.onset_step, "end": verification.skip_end, "says": verification.second_window},
+            {
+                "first": verification.after_from,
+                "end": None,
+                "says": None
+                if result is None
+                else f"{result.excess:+.3g} against the trend, standard error {result.error:.2g}, {result.n} records",
+            },
+        ],
+    }

@@ -1,0 +1,56 @@
+"""What judgement needs of the rule language: feed a block, get alert changes. Which rules there are is not its business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .block import Block
+
+
+class Change(Protocol):
+    """One change of an alert, as :class:`~trainwarden.rules.core.alerts.AlertChange`."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the alert."""
+
+    @property
+    def state(self) -> str:
+        """One of pending, firing, resolved, unknown."""
+
+    @property
+    def row(self) -> int:
+        """Row of the block."""
+
+    @property
+    def step(self) -> int:
+        """Step of the row."""
+
+    @property
+    def since(self) -> int:
+        """First step at which the expression held."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels, among them severity and verdict."""
+
+
+class AlertEngine(Protocol):
+    """The rules of one start with their windows."""
+
+    def feed(self, block: Block) -> Sequence[Change]:
+        """Evaluate a block; changes come ordered by row and rule."""
+
+    def dump(self) -> Any:
+        """Return the state as plain data."""
+
+
+class AlertSource(Protocol):
+    """Makes engines."""
+
+    def fresh(self, pack: Any) -> AlertEngine:
+        """Return an engine without any history."""
+
+    def revive(self, pack: Any, stored: Any) -> AlertEngine:
+        """Return an engine from what ``dump`` gave."""

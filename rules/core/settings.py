@@ -1,0 +1,70 @@
+"""The numbers of the judgement: the ``policy:`` part of the daemon's configuration.
+
+Rules say what is seen; these say how long to wait, how sure to be and how much may be done. Every field has a default that
+is safe: observe only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Mode = Literal["observe", "approve", "act"]
+Count = Annotated[int, Meta(ge=1)]
+CountOrNone = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the judgement core. Steps are optimizer steps, also where records have a stride."""
+
+    mode: Mode = "observe"
+    """observe: only say what would be done; approve: a person confirms every action; act: do it."""
+    max_rollbacks: CountOrNone = 2
+    """Rollbacks of one run before it is handed over to a person."""
+    receiver: bool = False
+    """A receiver is configured: actions can be delivered and checkpoints pinned."""
+    report_url: str | None = None
+    """Address of an incident's page with ``{id}`` in it; goes into the webhook."""
+
+    confirm_steps: Count = 3
+    """Steps with an abnormal loss after which an incident is confirmed."""
+    heal_steps: Count = 50
+    """Steps without a firing alert after which an incident may close; alerts that fire before that join it."""
+    level_steps: Count = 200
+    """Steps over which the loss level after an incident is compared with the trend before it."""
+    persist_steps: Count = 100
+    """Steps that the loss must stay abnormal without healing before a rollback is considered."""
+    dirty_steps: Count = 12
+    """Steps of dirty data in a row, loss or gradient abnormal and not healing, that justify an earlier rollback."""
+    nonfinite_steps: Count = 5
+    """Steps with a non-finite loss in a row after which the weights count as destroyed."""
+    open_steps: Count = 3000
+    """Steps after which an incident that neither heals nor settles is handed over to a person."""
+    warmup_steps: CountOrNone = 50
+    """First steps of a run, and first steps of an attempt after its resume, in which nothing is done to it."""
+    cooldown_steps: CountOrNone = 50
+    """Steps that an attempt which was rolled back must have run before it may be rolled back again."""
+    confidence: Share = 0.5
+    """Confidence in the cause below which an action needs a person's approval even in mode act."""
+    verify_steps: Count = 200
+    """Steps after the skip and any ramp over which a rolled-back run is compared with its own earlier trend."""
+    rewarmup_steps: CountOrNone = 100
+    """Steps of the learning rate's ramp after an optimizer reset."""
+    lr_factor: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """Factor on the learning rate where the learning rate was the cause."""
+
+    max_action_age: Seconds = 60.0
+    """Seconds; with a newest record older than this and than three usual record intervals, nothing is delivered."""
+    request_ttl: Seconds = 900.0
+    """Seconds for which a delivered request is worth carrying out."""
+    watermark_steps: Count = 64
+    """A rank is no longer awaited once it is this many steps behind the newest one (and watermark_seconds)."""
+    watermark_seconds: Seconds = 20.0
+    """A rank is no longer awaited once its missing record is this old (and watermark_steps behind)."""
+    history_steps: Annotated[int, Meta(ge=200)] = 4000
+    """Records kept in memory for each start: the baseline, and what a resumed attempt is compared with."""
+    dead_records: Count = 50
+    """Equal values in a row after which a signal that should vary is reported as dead or repeated."""

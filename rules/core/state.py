@@ -1,0 +1,310 @@
+"""All that the core knows, as plain data that can be stored after any input and read back.
+
+Nothing here decides anything. What is remembered is bounded for each run: a trace for the live start and for those that a
+verification still compares with, the open incidents and a few closed ones, the checkpoints of the newest attempts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+
+from trainwarden.plan import Plan
+from trainwarden.record import Ranges
+
+from .baseline import Baseline
+from .facts import Finding
+from .inputs import SourceSeen, Start
+from .instrument import Watch
+from .seeing import AlertEngine, AlertSource
+from .settings import Settings
+from .stream import Held, Line
+from .trace import Trace
+from .trend import Shift, Trend
+
+IncidentState = Literal[
+    "watching",
+    "confirmed",
+    "awaiting_approval",
+    "acting",
+    "verifying",
+    "recovered",
+    "not_recovered",
+    "inconclusive",
+    "escalated",
+    "dismissed",
+]
+
+#: States in which an incident still gathers alerts and may be acted upon.
+OPEN_STATES = ("watching", "confirmed", "awaiting_approval", "acting")
+#: States from which nothing more happens.
+ENDED_STATES = ("recovered", "not_recovered", "inconclusive", "escalated", "dismissed")
+#: The version of the stored form; another one is refused.
+STORED = 1
+
+
+class StateError(ValueError):
+    """A stored state that this version cannot read. The message says what to do."""
+
+
+class Checkpoint(Struct):
+    """A checkpoint as its events tell it. ``complete`` and ``finite`` as reported; None where nobody said."""
+
+    attempt: int
+    step: int
+    path: str
+    complete: bool | None = None
+    finite: bool | None = None
+    deleted: bool = False
+    pinned: bool = False
+    abandoned: bool = False
+
+
+class Executed(Struct, frozen=True):
+    """A plan that some attempt really started with, as the ledger rule needs it."""
+
+    plan_id: str
+    for_attempt: int
+    target_step: int
+
+
+class RuleSeen(Struct):
+    """One rule within an incident: the first step its expression held, when it fired, what it says."""
+
+    since: int
+    fired_step: int
+    severity: str = "warning"
+    verdict: str = ""
+    firing: bool = True
+
+
+class Entry(Struct, frozen=True):
+    """One line of an incident's timeline."""
+
+    time: float
+    step: int | None
+    state: str
+    says: str
+
+
+class Check(Struct):
+    """One thing that the new attempt's records must show. ``ok`` is None until it was seen."""
+
+    says: str
+    ok: bool | None = None
+
+
+class Verification(Struct):
+    """How the attempt that runs under the plan is judged. Steps are global; see :mod:`.recovery`."""
+
+    attempt: int
+    start_id: str
+    parent_attempt: int
+    plan: Plan
+    first_step: int
+    onset_step: int
+    skip_end: int
+    after_from: int
+    optimizer_expected: int | None = None
+    lr_expected: float | None = None
+    resumed: int = 0
+    skipped_since: int = 0
+    checks: dict[str, Check] = field(default_factory=dict)
+    compared: int = 0
+    differing_samples: int = 0
+    first_difference: int | None = None
+    differences: list[float] = field(default_factory=list)
+    first_window: str | None = None
+    second_window: str | None = None
+    after_steps: list[int] = field(default_factory=list)
+    after_losses: list[float] = field(default_factory=list)
+    result: Shift | None = None
+
+
+class Incident(Struct):
+    """The alerts of one attempt that belong together, and all that was concluded from them."""
+
+    id: str
+    run_uid: str
+    run: str
+    attempt: int
+    start_id: str
+    onset: int
+    opened_step: int
+    opened_time: float
+    state: IncidentState = "watching"
+    severity: str = "warning"
+    verdict: str = "other"
+    action: str = "none"
+    uncertainty: int = 1
+    confirmed_step: int | None = None
+    closed_step: int | None = None
+    last_active_step: int = 0
+    since_start: int | None = None
+    records: int = 0
+    rules: dict[str, RuleSeen] = field(default_factory=dict)
+    trend: Trend | None = None
+    usual: dict[str, Baseline] = field(default_factory=dict)
+    cause: str = "undetermined"
+    confidence: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    cheapest_test: str = ""
+    summary: str = ""
+    suspect_samples: Ranges = field(default_factory=list)
+    suspect_epoch: int = 0
+    odd_ranks: dict[int, int] = field(default_factory=dict)
+    worst_excess: float = 0.0
+    plan: Plan | None = None
+    needs_approval: bool = False
+    approved_plan: str | None = None
+    approved_by: str | None = None
+    acknowledged_by: str | None = None
+    held_by: str | None = None
+    done: str | None = None
+    webhook_id: str | None = None
+    expires_at: float | None = None
+    follows: str | None = None
+    further_than: int | None = None
+    verification: Verification | None = None
+    timeline: list[Entry] = field(default_factory=list)
+    announced: str = ""
+    told: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether it still gathers alerts and may be acted upon."""
+        return self.state in OPEN_STATES
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in ENDED_STATES
+
+
+class Rules:
+    """The rules' evaluator of one start, which stores itself in a form of its own."""
+
+    __slots__ = ("engine",)
+
+    def __init__(self, engine: AlertEngine) -> None:
+        self.engine = engine
+
+
+class Alive(Struct):
+    """One start as it is evaluated: its order, its rules, its memory.
+
+    ``rules`` is a :class:`Rules`; Any, because its stored form is known to the engine alone.
+    """
+
+    start: Start
+    line: Line
+    trace: Trace
+    rules: Any = None
+    inherited: Trace | None = None
+    resumed_from: int | None = None
+    resumed_attempt: int | None = None
+    described: bool = False
+    can_skip: list[str] = field(default_factory=list)
+    dataset: str | None = None
+    beta2: float | None = None
+    ramp_steps: int = 0
+    first_step: int | None = None
+    plan_id: str | None = None
+    ended: str | None = None
+    firing: dict[str, RuleSeen] = field(default_factory=dict)
+    watches: dict[str, Watch] = field(default_factory=dict)
+    sources: dict[int, SourceSeen] = field(default_factory=dict)
+    incidents: int = 0
+
+
+class Run(Struct):
+    """One run: its newest start, what its older attempts left, its incidents."""
+
+    run_uid: str
+    run: str
+    alive: Alive | None = None
+    past_starts: list[str] = field(default_factory=list)
+    traces: dict[int, Trace] = field(default_factory=dict)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    executed: list[Executed] = field(default_factory=list)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    stale_lines: int = 0
+
+
+class Silence(Struct, frozen=True):
+    """While it lasts, nothing that matches is notified or acted upon."""
+
+    matchers: dict[str, str]
+    until: float | None
+    author: str
+    comment: str = ""
+
+
+class Memory(Struct):
+    """What is stored of the whole core. ``now`` is the newest time that a tick, a poll or a person told, Unix seconds."""
+
+    now: float = -math.inf
+    runs: dict[str, Run] = field(default_factory=dict)
+    silences: list[Silence] = field(default_factory=list)
+    version: int = STORED
+
+
+class State:
+    """The core's memory with the settings and the rules that it works with."""
+
+    def __init__(self, settings: Settings, pack: Any, engines: AlertSource, memory: Memory) -> None:
+        self.settings = settings
+        self.pack = pack
+        self.engines = engines
+        self.memory = memory
+
+    def fresh_rules(self) -> Rules:
+        """Return the rules without any history, for a new start."""
+        return Rules(self.engines.fresh(self.pack))
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.tobytes()]
+    if isinstance(value, Held):
+        return value.line()
+    if isinstance(value, Rules):
+        return value.engine.dump()
+    raise NotImplementedError(f"{type(value).__name__} cannot be stored")
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    if kind is Held:
+        return Held.of_line(value)
+    return np.frombuffer(value[1], dtype=value[0]).copy()
+
+
+def dump_memory(memory: Memory) -> bytes:
+    """Encode the memory."""
+    for run in memory.runs.values():
+        if run.alive is not None:
+            run.alive.trace.compact()
+    return msgspec.msgpack.encode(memory, enc_hook=_encode)
+
+
+def load_memory(data: bytes, pack: Any, engines: AlertSource) -> Memory:
+    """Decode the memory and revive the evaluators with ``pack``.
+
+    Raises:
+        StateError: it was written by another version or is damaged.
+    """
+    try:
+        memory = msgspec.msgpack.decode(data, type=Memory, dec_hook=_decode)
+    except msgspec.DecodeError as error:
+        raise StateError(f"stored state: {error}; delete it to begin with the exporters' journals again") from None
+    if memory.version != STORED:
+        raise StateError(f"stored state: version {memory.version} is not {STORED}; delete it to begin anew")
+    for run in memory.runs.values():
+        if run.alive is not None:
+            run.alive.rules = Rules(engines.revive(pack, run.alive.rules))
+    return memory

@@ -1,0 +1,170 @@
+"""Order: the only place that knows in which order lines arrive.
+
+A record is released once, in the order of steps, when every expected rank has reported its step or a watermark has passed; what
+comes later is counted and never evaluated. Duplicates (by sequence number) are dropped, gaps are counted. A rank that was passed
+by the watermark is no longer awaited until it reports at the head again, so that a dead exporter delays the others once.
+Everything here goes record by record: how the driver cuts the records into inputs makes no difference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct, field, structs
+
+from trainwarden.plan import merge_ranges
+from trainwarden.record import Step, decode_line, encode_line
+
+#: A rank that is known to be catching up is awaited beyond the watermark, but not for more steps than this.
+PATIENCE_STEPS = 20_000
+
+
+class Held:
+    """A record that waits for the other ranks. Stored as its line, by the record codec alone."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: Step) -> None:
+        self.record = record
+
+    def line(self) -> bytes:
+        """Return the record as its line."""
+        return encode_line(self.record)
+
+    @staticmethod
+    def of_line(line: bytes) -> Held:
+        """Return the record of a stored line."""
+        record = decode_line(line)
+        assert isinstance(record, Step)
+        return Held(record)
+
+
+class Cursor(Struct):
+    """How far one rank's lines were read. ``behind`` says that its source knows of lines not read yet."""
+
+    last_seq: int = 0
+    last_step: int = -1
+    last_time: float = math.nan
+    behind: bool = False
+
+
+class Line(Struct):
+    """The lines of one start. ``absent`` are ranks that are not awaited; counts are since the start."""
+
+    world_size: int = 1
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    absent: list[int] = field(default_factory=list)
+    pending: dict[int, dict[int, Held]] = field(default_factory=dict)
+    released: int = -1
+    newest_step: int = -1
+    newest_time: float = math.nan
+    missed: int = 0
+    duplicates: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """``missed`` lines of ``rank`` before sequence number ``seq`` never arrived."""
+
+    rank: int
+    seq: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The merged record of a step (that of the lowest reporting rank) and every rank's own, where there are several."""
+
+    record: Step
+    by_rank: dict[int, Step]
+
+
+def admit(line: Line, rank: int, seq: int) -> Gap | bool:
+    """Count one line by its sequence number: False for a duplicate, a Gap if lines before it are missing, else True.
+
+    Lines without a number (seq 0, a foreign log) are always taken.
+    """
+    cursor = line.cursors.setdefault(rank, Cursor())
+    if seq <= 0:
+        return True
+    if seq <= cursor.last_seq:
+        line.duplicates += 1
+        return False
+    missed = seq - cursor.last_seq - 1
+    cursor.last_seq = seq
+    if missed:
+        line.missed += missed
+        return Gap(rank, seq, missed)
+    return True
+
+
+def take(line: Line, rank: int, record: Step, watermark_steps: int, watermark_seconds: float) -> list[Released]:
+    """Take one admitted record and return what it releases, in order of steps."""
+    cursor = line.cursors.setdefault(rank, Cursor())
+    cursor.last_step = max(cursor.last_step, record.step)
+    cursor.last_time = record.time
+    if record.step <= line.released or rank in line.pending.get(record.step, {}):
+        line.late += 1
+        return []
+    if rank in line.absent:
+        line.absent.remove(rank)
+    if line.world_size == 1 and not line.pending:
+        line.released = line.newest_step = record.step
+        line.newest_time = record.time
+        return [Released(record, {})]
+    line.pending.setdefault(record.step, {})[rank] = Held(record)
+    line.newest_step = max(line.newest_step, record.step)
+    if not record.time <= line.newest_time:
+        line.newest_time = record.time
+    return _ready(line, line.newest_step - watermark_steps, line.newest_time - watermark_seconds)
+
+
+def pass_time(line: Line, before: float) -> list[Released]:
+    """Release what waits for ranks although its record is older than ``before`` (Unix seconds)."""
+    return _ready(line, line.newest_step, before)
+
+
+def flush(line: Line) -> list[Released]:
+    """Release all that waits: the start has ended."""
+    found = [_merge(line.pending[step]) for step in sorted(line.pending)]
+    line.pending.clear()
+    if found:
+        line.released = found[-1].record.step
+    return found
+
+
+def _ready(line: Line, oldest_step: int, oldest_time: float) -> list[Released]:
+    found: list[Released] = []
+    for step in sorted(line.pending):
+        reported = line.pending[step]
+        missing = [rank for rank in range(line.world_size) if rank not in reported and rank not in line.absent]
+        if missing:
+            overdue = step <= oldest_step and min(held.record.time for held in reported.values()) < oldest_time
+            catching_up = any(line.cursors[rank].behind for rank in missing if rank in line.cursors)
+            if not overdue or (catching_up and line.newest_step - step < PATIENCE_STEPS):
+                break
+            line.absent.extend(missing)
+        found.append(_merge(line.pending.pop(step)))
+        line.released = step
+    return found
+
+
+def _merge(reported: dict[int, Held]) -> Released:
+    by_rank = {rank: reported[rank].record for rank in sorted(reported)}
+    lead = by_rank[min(by_rank)]
+    if len(by_rank) == 1:
+        return Released(lead, {})
+    samples = merge_ranges([pair for record in by_rank.values() for pair in record.samples])
+    if samples == merge_ranges(lead.samples):
+        return Released(lead, by_rank)
+    # Each rank reports its own part of the batch: together they are the step's.
+    spans = tuple({span: None for record in by_rank.values() for span in record.shards})
+    signals = dict(lead.signals)
+    substituted = [record.value("substituted_samples") for record in by_rank.values()]
+    if any(value is not None for value in substituted):
+        signals["substituted_samples"] = float(sum(value or 0.0 for value in substituted))
+    merged: Any = structs.replace(lead, samples=samples, shards=list(spans), signals=signals)
+    return Released(merged, by_rank)

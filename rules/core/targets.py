@@ -1,0 +1,86 @@
+"""Which checkpoint to go back to (design §4.5).
+
+Complete, not known to be non-finite, older than the onset less its uncertainty, not deleted, never of an abandoned line, however
+high its step. For optimizer and numeric causes also older by one memory of the second moment, 1/(1 - beta2) of the *actual* beta2:
+what came in before the onset was noticed is still in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainwarden.plan import Target
+
+from .state import Checkpoint, Executed
+
+#: Causes whose damage the optimizer's memory carries.
+CARRIED = ("numeric", "optimizer_state", "learning_rate", "undetermined")
+#: Checkpoints named beside the target, in case it cannot be read.
+FALLBACKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A target with its fallbacks. ``too_young``: it lies within one memory of the onset, so a reset is needed."""
+
+    target: Target
+    fallbacks: list[Target]
+    too_young: bool
+    says: str
+
+
+def abandoned(checkpoint: Checkpoint, executed: Sequence[Executed]) -> bool:
+    """Say whether the checkpoint belongs to a line that a later attempt was rolled back behind."""
+    return checkpoint.abandoned or any(
+        plan.for_attempt > checkpoint.attempt and checkpoint.step > plan.target_step for plan in executed
+    )
+
+
+def usable(checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], before: int) -> list[Checkpoint]:
+    """Return the checkpoints of steps below ``before`` that may be loaded, newest first."""
+    found = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.complete is True
+        and checkpoint.finite is not False
+        and not checkpoint.deleted
+        and checkpoint.step < before
+        and not abandoned(checkpoint, executed)
+    ]
+    return sorted(found, key=lambda checkpoint: (-checkpoint.step, -checkpoint.attempt, checkpoint.path))
+
+
+def choose(
+    checkpoints: Sequence[Checkpoint],
+    executed: Sequence[Executed],
+    onset: int,
+    uncertainty: int,
+    cause: str,
+    beta2: float | None,
+    further_than: int | None = None,
+) -> Choice | None:
+    """Return the target for an incident, or None where no checkpoint may be loaded.
+
+    A checkpoint of step n is the state after update n, and the onset's loss was computed before the onset's update: step
+    ``onset - 1`` is still clean. ``further_than`` asks for one older than a target that did not help.
+    """
+    before = onset - uncertainty
+    if further_than is not None:
+        before = min(before, further_than)
+    found = usable(checkpoints, executed, before)
+    if not found:
+        return None
+    best, too_young = 0, False
+    says = f"the newest complete checkpoint before step {before} (onset {onset}, uncertain by {uncertainty})"
+    if cause in CARRIED and beta2 is not None and beta2 < 1:
+        memory = round(1 / (1 - beta2))
+        old = [place for place, checkpoint in enumerate(found) if checkpoint.step < onset - uncertainty - memory]
+        if old:
+            best = old[0]
+            says += f", and older than it by one memory of the second moment ({memory} steps at beta2 {beta2:g})"
+        else:
+            too_young = True
+            says += f"; none is older by one memory of the second moment ({memory} steps), so the optimizer is reset"
+    chosen = [Target(attempt=one.attempt, step=one.step, path=one.path) for one in found[best : best + 1 + FALLBACKS]]
+    return Choice(chosen[0], chosen[1:], too_young, says)

@@ -1,0 +1,226 @@
+"""The remembered records of one start: a bounded, columnar history of the few signals that judgement looks at.
+
+It serves evidence, trends and the comparison of a resumed attempt with its parent; detection has its own windows in the
+rule language. Memory is bounded by ``limit`` rows; the oldest go first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, field
+
+from trainwarden.plan import merge_ranges
+from trainwarden.record import Ranges, ShardSpan, Step
+
+from .block import Bools, Floats, Ints
+
+#: What is remembered: the name here, then signal and labels of the record.
+TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("loss", ("loss",)),
+    ("grad_norm", ("grad_norm", "all")),
+    ("update_ratio", ("update_ratio", "all")),
+    ("lr", ("lr", "all")),
+    ("clip_ratio", ("clip_ratio",)),
+    ("loss_scale", ("loss_scale",)),
+    ("skipped", ("skipped",)),
+    ("optimizer_step", ("optimizer_step",)),
+    ("beta2", ("beta2",)),
+    ("exp_avg", ("moment_rms", "exp_avg", "all")),
+    ("exp_avg_sq", ("moment_rms", "exp_avg_sq", "all")),
+    ("nonfinite_loss", ("nonfinite", "loss")),
+    ("nonfinite_grad", ("nonfinite", "grad")),
+    ("nonfinite_param", ("nonfinite", "param")),
+    ("epoch", ("epoch",)),
+    ("batch_longest_repeat_tokens", ("batch_longest_repeat_tokens",)),
+    ("batch_unique_token_ratio", ("batch_unique_token_ratio",)),
+    ("batch_supervised_tokens", ("batch_supervised_tokens",)),
+    ("substituted_samples", ("substituted_samples",)),
+)
+
+#: The batch's fingerprint: what dirty data looks like.
+FINGERPRINT = ("batch_longest_repeat_tokens", "batch_unique_token_ratio", "batch_supervised_tokens")
+
+_NOTHING = -1
+
+
+def _ints(n: int) -> Any:
+    return np.full(n, _NOTHING, dtype=np.int64)
+
+
+class Trace(Struct):
+    """Rows of consecutive records. Columns grow by doubling and are cut to the newest ``limit`` rows at twice that.
+
+    A step's samples are one range in nearly all runs and its shards one or two spans, so both are kept as numbers, with the odd
+    row that has more beside them.
+    """
+
+    limit: int
+    n: int = 0
+    step_column: np.ndarray = field(default_factory=lambda: _ints(0))
+    time_column: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    stride_column: np.ndarray = field(default_factory=lambda: _ints(0))
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    present: dict[str, np.ndarray] = field(default_factory=dict)
+    sample_first: np.ndarray = field(default_factory=lambda: _ints(0))
+    sample_end: np.ndarray = field(default_factory=lambda: _ints(0))
+    more_samples: dict[int, Ranges] = field(default_factory=dict)
+    shard_of: np.ndarray = field(default_factory=lambda: _ints(0))
+    more_shards: dict[int, list[int]] = field(default_factory=dict)
+    spans: list[ShardSpan] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def append(self, record: Step) -> None:
+        """Remember one record. Steps ascend."""
+        if self.n == len(self.step_column):
+            self._resize(max(64, 2 * self.n))
+        row = self.n
+        self.step_column[row] = record.step
+        self.time_column[row] = record.time
+        self.stride_column[row] = record.stride
+        for name, labels in TRACKED:
+            value = record.value(*labels)
+            if value is None:
+                if name in self.values:
+                    self.present[name][row] = False
+                continue
+            if name not in self.values:
+                self.values[name] = np.full(len(self.step_column), np.nan)
+                self.present[name] = np.zeros(len(self.step_column), dtype=np.bool_)
+            self.values[name][row] = value
+            self.present[name][row] = True
+        self._put_samples(row, record)
+        self._put_shards(row, record)
+        self.n += 1
+        if self.n >= 2 * self.limit:
+            self._cut(self.n - self.limit)
+
+    def _put_samples(self, row: int, record: Step) -> None:
+        samples = merge_ranges(record.samples)
+        self.sample_first[row], self.sample_end[row] = (samples[0][0], samples[-1][1]) if samples else (-1, -1)
+        if len(samples) > 1:
+            self.more_samples[record.step] = samples
+
+    def _put_shards(self, row: int, record: Step) -> None:
+        found = [self._span(span) for span in record.shards]
+        self.shard_of[row] = found[0] if found else _NOTHING
+        if len(found) > 1:
+            self.more_shards[record.step] = found
+
+    def _span(self, span: ShardSpan) -> int:
+        # A shard is read in neighbouring steps: it is among the last few that were seen, or it is new.
+        for place in range(len(self.spans) - 1, max(-1, len(self.spans) - 9), -1):
+            if self.spans[place] == span:
+                return place
+        self.spans.append(span)
+        return len(self.spans) - 1
+
+    def _resize(self, size: int) -> None:
+        def grown(old: Any, filling: Any) -> Any:
+            new = np.full(size, filling, dtype=old.dtype)
+            new[: self.n] = old[: self.n]
+            return new
+
+        self.step_column = grown(self.step_column, _NOTHING)
+        self.time_column = grown(self.time_column, np.nan)
+        self.stride_column = grown(self.stride_column, 1)
+        self.sample_first = grown(self.sample_first, _NOTHING)
+        self.sample_end = grown(self.sample_end, _NOTHING)
+        self.shard_of = grown(self.shard_of, _NOTHING)
+        for name in self.values:
+            self.values[name] = grown(self.values[name], np.nan)
+            self.present[name] = grown(self.present[name], False)
+
+    def _cut(self, rows: int) -> None:
+        keep = slice(rows, self.n)
+        self.step_column = self.step_column[keep].copy()
+        self.time_column = self.time_column[keep].copy()
+        self.stride_column = self.stride_column[keep].copy()
+        self.sample_first = self.sample_first[keep].copy()
+        self.sample_end = self.sample_end[keep].copy()
+        for name in self.values:
+            self.values[name] = self.values[name][keep].copy()
+            self.present[name] = self.present[name][keep].copy()
+        self.n -= rows
+        oldest = int(self.step_column[0])
+        self.more_samples = {step: ranges for step, ranges in self.more_samples.items() if step >= oldest}
+        self.more_shards = {step: places for step, places in self.more_shards.items() if step >= oldest}
+        used = sorted({int(place) for place in self.shard_of[keep] if place >= 0}.union(*self.more_shards.values()))
+        renamed = {old: new for new, old in enumerate(used)}
+        self.spans = [self.spans[old] for old in used]
+        self.shard_of = np.array([renamed.get(int(place), _NOTHING) for place in self.shard_of[keep]], dtype=np.int64)
+        self.more_shards = {step: [renamed[old] for old in places] for step, places in self.more_shards.items()}
+
+    def compact(self) -> None:
+        """Give back the room kept for growth, before the trace is stored."""
+        self._resize(self.n)
+
+    @property
+    def steps(self) -> Ints:
+        """Step numbers, ascending."""
+        found: Ints = self.step_column[: self.n]
+        return found
+
+    def times(self) -> Floats:
+        """Unix seconds of the records."""
+        found: Floats = self.time_column[: self.n]
+        return found
+
+    def column(self, name: str) -> Floats:
+        """Return a signal's values; what is absent is NaN here, see :meth:`measured`."""
+        found: Floats | None = self.values.get(name)
+        return np.full(self.n, np.nan) if found is None else found[: self.n]
+
+    def measured(self, name: str) -> Bools:
+        """Say at which rows the signal was measured (a measured NaN is)."""
+        found: Bools | None = self.present.get(name)
+        return np.zeros(self.n, dtype=np.bool_) if found is None else found[: self.n]
+
+    def row(self, step: int) -> int:
+        """Return the first row whose step is at least ``step``; ``len(self)`` where there is none."""
+        return int(np.searchsorted(self.steps, step))
+
+    def rows(self, first: int, end: int) -> slice:
+        """Return the rows with ``first <= step < end``."""
+        return slice(self.row(first), self.row(end))
+
+    def at(self, name: str, step: int) -> float | None:
+        """Return a signal's value in the record of exactly ``step``, or None."""
+        row = self.row(step)
+        if row >= self.n or self.step_column[row] != step or not self.measured(name)[row]:
+            return None
+        return float(self.values[name][row])
+
+    def samples(self, row: int) -> Ranges:
+        """Return the sample positions that a row's step consumed."""
+        more = self.more_samples.get(int(self.step_column[row]))
+        if more is not None:
+            return list(more)
+        first, end = int(self.sample_first[row]), int(self.sample_end[row])
+        return [] if first < 0 else [(first, end)]
+
+    def shards(self, row: int) -> list[ShardSpan]:
+        """Return the shards that a row's step drew from."""
+        more = self.more_shards.get(int(self.step_column[row]))
+        if more is not None:
+            return [self.spans[place] for place in more]
+        place = int(self.shard_of[row])
+        return [] if place < 0 else [self.spans[place]]
+
+    def stride(self) -> int:
+        """Return the usual stride of the records, at least 1."""
+        return max(1, int(np.median(self.stride_column[max(0, self.n - 50) : self.n]))) if self.n else 1
+
+    def interval(self) -> float | None:
+        """Return the usual seconds between the newest records, or None."""
+        gaps = np.diff(self.times()[-50:])
+        gaps = gaps[np.isfinite(gaps) & (gaps > 0)]
+        return float(np.median(gaps)) if len(gaps) else None
+
+    def cadence(self, name: str) -> int:
+        """Return the usual number of steps between two measurements of a signal, at least 1."""
+        steps = self.steps[self.measured(name)][-50:]
+        return max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1

@@ -1,0 +1,89 @@
+"""The shape of what happened: from how long it lasts and the level after it, not from its size (design §4.1).
+
+A rule may offer a shape that the loss does not show (a collapse of the gradient, a period); the loss's own shapes are decided here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .facts import Facts
+
+#: Shapes that only a rule can see; the earlier one wins.
+SEEN_BY_RULES = ("mismatch", "stall", "scale_collapse", "grad_collapse", "periodic_spikes", "recurring_spikes", "drift")
+#: Steps of abnormal loss beyond which a healed incident was a slow recovery (case A04: thousands; A01: thirty).
+SLOW_STEPS = 200
+#: Steps of abnormal loss, not on its way back or with dirty data going on, from which it is no transient.
+STAYS_STEPS = 10
+#: An excess that grows by this factor between the halves of what was seen runs away.
+RUNAWAY = 1.5
+#: Records that a shape over time needs.
+ENOUGH = 20
+#: Verdicts that page: they do not pass by themselves.
+PERSISTENT = ("level_shift", "divergence", "nonfinite", "grad_collapse", "scale_collapse", "stall", "mismatch")
+
+
+def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
+    """Return the verdict. ``healed``: the level is back; ``settled``: it stays above the trend without alerts."""
+    if facts.nonfinite.any():
+        return "nonfinite"
+    seen = [name for name in SEEN_BY_RULES if name in facts.offered]
+    if settled:
+        return "level_shift"
+    if seen and not _runs_away(facts):
+        return seen[0]
+    if not facts.loss_high.any():
+        if facts.grad_high.any():
+            return "grad_surge"
+        return facts.offered[0] if facts.offered else "other"
+    lasted = lasting(facts)
+    stride = facts.trace.stride()
+    if healed:
+        if lasted <= stride:
+            return "outlier"
+        return "transient_spike" if lasted <= SLOW_STEPS else "slow_recovery"
+    if _runs_away(facts):
+        return "divergence"
+    stays = still_high(facts, STAYS_STEPS) or (facts.loss_high[-3:].all() and facts.dirty[-3:].all())
+    if lasted >= persist_steps or (lasted >= STAYS_STEPS and stays):
+        return "level_shift"
+    return "outlier" if lasted <= stride and facts.now > facts.onset + 3 * stride else "transient_spike"
+
+
+def lasting(facts: Facts) -> int:
+    """Return the steps from the first to the last record with an abnormal loss, both included."""
+    places = np.flatnonzero(facts.loss_high)
+    if len(places) == 0:
+        return 0
+    return int(facts.steps[places[-1]] - facts.steps[places[0]]) + facts.trace.stride()
+
+
+def still_high(facts: Facts, steps: int) -> bool:
+    """Say whether the loss was abnormal in nine of ten records of the last ``steps`` and is not on its way back."""
+    stride = facts.trace.stride()
+    records = max(3, steps // stride)
+    if facts.records < records:
+        return False
+    recent = facts.loss_high[-records:]
+    if np.count_nonzero(recent) < 0.9 * records:
+        return False
+    excess = facts.excess[-records:]
+    finite = np.isfinite(excess)
+    if np.count_nonzero(finite) < records // 2:
+        return True
+    half = records // 2
+    older, newer = excess[:half][finite[:half]], excess[half:][finite[half:]]
+    if len(older) == 0 or len(newer) == 0:
+        return True
+    return float(np.median(newer)) > 0.75 * float(np.median(older))
+
+
+def _runs_away(facts: Facts) -> bool:
+    if facts.records < ENOUGH or not facts.loss_high[-3:].all():
+        return False
+    excess = facts.excess[np.isfinite(facts.excess)]
+    if len(excess) < ENOUGH:
+        return False
+    half = len(excess) // 2
+    older, newer = float(np.median(excess[:half])), float(np.median(excess[half:]))
+    return newer > max(RUNAWAY * older, 8.0)
