@@ -6,3 +6,7 @@ request to anybody. Its HTTP is GET only.
 
 if __name__.split(".")[0] != "trainwarden":
     raise ImportError("import trainwarden.exporter, not the folder exporter: it would be a second copy of the package")
+
+from .exporter import Exporter
+
+__all__ = ["Exporter"]

@@ -1,0 +1,161 @@
+"""Puts the parts of one exporter together. They are made here once, and know each other only through what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from torch import nn
+
+from trainwarden.record import Header
+from trainwarden.runfolder import RunFolder, RunFolderError
+
+from .cadence import Cadence
+from .description import describe
+from .drain import Drain
+from .http import Application
+from .identity import Identity, establish
+from .notices import Notices
+from .observer import Observer
+from .probes.clip import Clip
+from .probes.fingerprint import Fingerprint
+from .probes.grad_norm import GradNorm
+from .probes.grad_zero import GradZero
+from .probes.learning_rate import LearningRate
+from .probes.loss import Loss
+from .probes.loss_scale import LossScale
+from .probes.nonfinite import Nonfinite
+from .probes.optimizer_state import OptimizerState
+from .probes.optimizer_step import OptimizerStep
+from .probes.probe import Probe
+from .probes.samples import Samples
+from .probes.step_time import StepTime
+from .probes.update_applied import UpdateApplied
+from .recorder import Recorder
+from .series import Page
+from .serving import Serving
+from .settings import Settings
+from .sinks.journal import Journal
+from .sinks.ring import Ring
+from .staging import Staging
+from .watched import Watched, local
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an attached exporter works with. ``fields`` begin its start event."""
+
+    identity: Identity
+    folder: RunFolder
+    watched: Watched
+    observer: Observer
+    staging: Staging
+    recorder: Recorder
+    drain: Drain
+    page: Page
+    serving: Serving
+    fields: dict[str, Any]
+
+
+def default_probes(watched: Watched, optimizers: list[torch.optim.Optimizer], world_size: int = 1) -> list[Probe]:
+    """Return the probes of an exporter, in the order in which a record lists what they saw."""
+    return [
+        Loss(world_size),
+        GradNorm(watched),
+        Clip(),
+        LearningRate(optimizers),
+        LossScale(),
+        Nonfinite(),
+        Samples(),
+        Fingerprint(),
+        StepTime(),
+        GradZero(watched),
+        OptimizerState(watched),
+        UpdateApplied(watched),
+        OptimizerStep(),
+    ]
+
+
+def assemble(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    settings: Settings,
+    folder: RunFolder,
+    scaler: Any,
+    notices: Notices,
+) -> Parts:
+    """Make the parts and set them to work."""
+    identity = establish(folder, notices)
+    watched = Watched(model, optimizers)
+    cadence = Cadence(settings.cadence, settings.watch_steps)
+    probes = default_probes(watched, list(optimizers), identity.world_size)
+    observer = Observer(optimizers, watched, probes, cadence, notices)
+    devices = {local(parameter).device for parameter in watched.params}
+    # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
+    staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + 1024)
+    ring = Ring(settings.ring)
+    journal = Journal(
+        folder.journal(identity.attempt, identity.start_id, identity.rank),
+        Header(
+            run_uid=identity.run_uid,
+            run=identity.run,
+            attempt=identity.attempt,
+            start_id=identity.start_id,
+            rank=identity.rank,
+        ),
+        notices,
+        settings.rotate_bytes,
+    )
+    page = Page(identity.run, identity.rank, settings.max_series)
+    recorder = Recorder(probes, cadence, ring, journal, page, notices)
+    drain = Drain(recorder, notices)
+    page.own = lambda: {
+        "train_exporter_observe_seconds_total": observer.seconds,
+        "train_exporter_dropped_steps_total": float(drain.dropped + journal.lost),
+        "train_exporter_lag_steps": float(drain.lag),
+    }
+    fields = describe(identity, model, optimizers, watched, scaler)
+    page.identify(
+        {
+            name: str(fields[name])
+            for name in ("run_uid", "attempt", "start_id", "model", "world_size", "commit", "precision", "optimizer")
+            if fields[name] is not None
+        }
+    )
+    registry = CollectorRegistry()
+    registry.register(page)
+    application = Application(
+        identity,
+        ring,
+        registry,
+        _token(folder, notices),
+        start_line=lambda: recorder.start_line,
+        folder=lambda start_id: _journal_of(folder, start_id, identity.rank),
+        protect_metrics=settings.protect_metrics,
+    )
+    serving = Serving(settings, identity, folder, application)
+    serving.start(notices)
+    drain.start()
+    observer.attach()
+    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, fields)
+
+
+def _token(folder: RunFolder, notices: Notices) -> str | None:
+    try:
+        return folder.token(create=True)
+    except (OSError, RunFolderError) as error:
+        notices.fault("bearer token", error)
+        return None
+
+
+def _journal_of(folder: RunFolder, start_id: str, rank: int) -> Path | None:
+    """Return the folder of a start's journal by its id, or None. The id comes from outside: it is compared, not joined."""
+    for attempt in reversed(folder.attempts()):
+        for entry in (folder.path / f"attempt-{attempt}").iterdir():
+            if entry.name == start_id and (entry / f"rank-{rank}").is_dir():
+                return entry / f"rank-{rank}"
+    return None

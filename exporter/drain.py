@@ -1,0 +1,159 @@
+"""The drain thread: takes closed steps and events in order, waits for their values, and has them recorded.
+
+The training thread puts items on a queue that never blocks it. Here their arrival is polled in plain host memory; no CUDA
+call is made. The thread is a daemon: it never keeps a training process alive.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainwarden.record import Event
+
+from .notices import Notices
+from .recorder import Recorder
+from .sheet import Reading
+from .staging import Staged
+
+#: Seconds between two looks at a sequence word, and between two looks at an idle disk.
+POLL_SECONDS = 0.001
+IDLE_SECONDS = 0.5
+#: Longest time that a record waits for those behind it before it goes to the disk.
+FLUSH_SECONDS = 0.05
+#: Closed steps that may wait for the drain thread; beyond, steps are dropped and counted.
+PENDING = 2048
+
+
+@dataclass(slots=True)
+class ClosedStep:
+    """A step that the training thread is done with. ``staged`` is None where its values were refused."""
+
+    reading: Reading
+    staged: Staged | None
+    time: float
+    phase: str
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Values beside the steps; ``take`` is given them by name once they are there, and not called if they never are."""
+
+    staged: Staged
+    take: Callable[[dict[str, np.ndarray]], None]
+
+
+@dataclass(slots=True)
+class Happened:
+    """An event. ``late`` are fields that an earlier :class:`Fetch` filled in."""
+
+    event: Event
+    late: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """Something else to do on the drain thread, in its turn."""
+
+    function: Any
+
+
+Item = ClosedStep | Fetch | Happened | Call
+
+
+class Drain(threading.Thread):
+    """One per exporter. ``submit`` is safe from any thread and from a signal handler."""
+
+    def __init__(self, recorder: Recorder, notices: Notices) -> None:
+        super().__init__(name="trainwarden-drain", daemon=True)
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._recorder = recorder
+        self._notices = notices
+        self._deadline: float | None = None
+        self._done = threading.Event()
+        #: Steps that could not be recorded.
+        self.dropped = 0
+
+    @property
+    def lag(self) -> int:
+        """Items that wait."""
+        return self._queue.qsize()
+
+    def submit(self, item: Item) -> None:
+        """Queue an item; a step is dropped where too many wait already. Never blocks."""
+        if isinstance(item, ClosedStep) and self._queue.qsize() >= PENDING:
+            self.dropped += 1
+            self._notices.say("dropped steps", f"more than {PENDING} steps wait to be recorded: steps are left out")
+            return
+        self._queue.put(item)
+
+    def finish(self, seconds: float) -> bool:
+        """Have everything queued so far recorded, then end. Returns whether that was done within ``seconds``."""
+        self._deadline = time.monotonic() + seconds
+        self._queue.put(None)
+        return self._done.wait(seconds)
+
+    def run(self) -> None:
+        """Work until :meth:`finish`."""
+        flushed = 0.0
+        try:
+            while True:
+                try:
+                    item = self._queue.get(timeout=IDLE_SECONDS)
+                except queue.Empty:
+                    self._guarded(self._recorder.flush)
+                    continue
+                if item is None:
+                    break
+                self._guarded(self._handle, item)
+                now = time.monotonic()
+                if self._queue.empty() or now - flushed > FLUSH_SECONDS:
+                    self._guarded(self._recorder.flush)
+                    flushed = now
+            self._guarded(self._recorder.close)
+        finally:
+            self._done.set()
+
+    def _guarded(self, function: Any, *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._notices.fault("drain thread", error)
+
+    def _handle(self, item: Item) -> None:
+        if isinstance(item, Call):
+            item.function()
+            return
+        if isinstance(item, Happened):
+            item.event.fields.update(item.late or {})
+            self._recorder.event(item.event)
+            return
+        arrived = self._arrived(item.staged)
+        if isinstance(item, Fetch):
+            values, complete = item.staged.read() if arrived else ({}, False)
+            if complete:
+                item.take({name: np.concatenate([array for _, array in found]) for name, found in values.items()})
+            return
+        reading = item.reading
+        if item.staged is not None and arrived:
+            reading.values, reading.complete = item.staged.read()
+        else:
+            reading.complete = False
+        self._recorder.step(reading, item.time, item.phase)
+
+    def _arrived(self, staged: Staged | None) -> bool:
+        """Wait until the values are there; give up at the deadline of :meth:`finish`."""
+        if staged is None:
+            return False
+        while not staged.ready():
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self.dropped += 1
+                return False
+            time.sleep(POLL_SECONDS)
+        return True

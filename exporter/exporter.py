@@ -1,0 +1,473 @@
+"""The exporter as a trainer meets it: four lines around a training loop.
+
+Everything public here may be called from the training loop at any time and raises nothing into it (but for arguments of a
+wrong type when the exporter is made): a fault of ours is caught, said once, counted. ``TRAINWARDEN_DISABLE=1`` turns all of
+it off.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwarden.plan import Target
+from trainwarden.record import Event
+from trainwarden.runfolder import RunFolder
+
+from .assembly import Parts, assemble
+from .drain import Call, ClosedStep, Fetch, Happened
+from .ending import Ending
+from .loader import watch
+from .measure import norms
+from .notices import Notices
+from .resume import Resume
+from .settings import Settings, disabled
+from .sheet import Reading, Sheet
+from .watched import local
+
+#: Longest time that closing waits for values that are still on their way.
+DRAIN_SECONDS = 5.0
+
+
+class Exporter:
+    """Watches one training process of a run.
+
+    Example::
+
+        exporter = Exporter(model, optimizer, run="gpt-7b")
+        loader = exporter.wrap(loader)
+        for batch in loader:
+            ...
+            optimizer.step()
+            exporter.step(loss)  # closes the step's record
+
+    Args:
+        model: the module that is trained.
+        optimizer: its optimizer, or a sequence of several.
+        run: the run's display name; it names its folder.
+        scaler: the GradScaler, where there is one. It is found by itself, too; this only tells the start event.
+        dir: folder that holds all runs; default ``$TRAINWARDEN_DIR``, else ``./.trainwarden``.
+        host, port: where to serve; default loopback, 17070 + local rank.
+        roots: folders that checkpoints to resume from may lie in; None allows any.
+        settings: further fields of :class:`exporter.settings.Settings`.
+
+    With several ranks, make it on every rank after ``init_process_group``.
+
+    Raises:
+        TypeError, ValueError: an argument is of no use; the message names it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        run: str | None = None,
+        *,
+        scaler: Any = None,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        dir: str | os.PathLike[str] | None = None,
+        roots: Sequence[str | os.PathLike[str]] | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: {type(model).__name__} is no torch.nn.Module")
+        self._optimizers = _optimizers(optimizer)
+        name = run if run is not None else os.environ.get("TRAINWARDEN_RUN") or "run"
+        if not isinstance(name, str):
+            raise TypeError(f"run: {name!r} is not a string")
+        self._settings = Settings(
+            run=name,
+            host=host,
+            port=port,
+            folder=None if dir is None else Path(dir),
+            roots=None if roots is None else tuple(Path(root) for root in roots),
+            **settings,
+        )
+        folder = RunFolder(name, self._settings.folder)
+        self._pid = os.getpid()
+        self._notices = Notices()
+        self._step = 0
+        self._phase = "init"
+        self._started = False
+        self._finished = False
+        self._loaders: list[Any] = []
+        self._batches: list[Any] = []
+        self._resume: Resume | None = None
+        self._early: list[Happened] = []
+        self._parts: Parts | None = None
+        self._ending: Ending | None = None
+        if disabled():
+            return
+        try:
+            self._parts = assemble(model, self._optimizers, self._settings, folder, scaler, self._notices)
+            self._ending = Ending(self._end)
+            _alive.add(self)
+        except Exception as error:
+            self._notices.fault("attaching the exporter", error)
+
+    # What a trainer calls.
+
+    @property
+    def global_step(self) -> int:
+        """Number of the last closed step; 0 before the first."""
+        return self._step
+
+    @property
+    def port(self) -> int | None:
+        """The port that is served, or None."""
+        return self._parts.serving.port if self._parts is not None else None
+
+    @property
+    def attempt(self) -> int | None:
+        """The number of this attempt, or None where the exporter is off."""
+        return self._parts.identity.attempt if self._parts is not None else None
+
+    @property
+    def start_id(self) -> str | None:
+        """The id of this start, or None where the exporter is off."""
+        return self._parts.identity.start_id if self._parts is not None else None
+
+    def wrap(
+        self,
+        loader: Any,
+        *,
+        seed: int = 0,
+        order: Any = None,
+        shards: Any = None,
+        reserve: float = 0.01,
+        dataset: str | None = None,
+    ) -> Any:
+        """Return a loader that knows the positions it hands out and leaves out what plans exclude.
+
+        The arguments are those of :func:`exporter.loader.watch`. Where that refuses, the loader itself is returned: the run
+        goes on without positions.
+        """
+        if self._live() is None:
+            return loader
+        try:
+            watched = watch(
+                loader,
+                seed=seed,
+                order=order,
+                shards=shards,
+                reserve=reserve,
+                dataset=dataset,
+                skips=self._read_resume().skips,
+            )
+            self._loaders.append(watched)
+            return watched
+        except Exception as error:
+            self._notices.fault("wrapping the loader", error)
+            return loader
+
+    def resume(self) -> Target | None:
+        """Return the checkpoint to load before training, None to begin from scratch. Call :meth:`resumed` afterwards."""
+        if self._live() is None:
+            return None
+        try:
+            return self._read_resume().target
+        except Exception as error:
+            self._notices.fault("choosing what to resume from", error)
+            return None
+
+    def resumed(self, step: int) -> None:
+        """Say that the state after ``step`` is loaded (0: from scratch). Applies what the plan asks of the optimizers."""
+        parts = self._live()
+        if parts is None or self._started:
+            return
+        try:
+            self._step = int(step)
+            self._start(parts, resumed=True)
+        except Exception as error:
+            self._notices.fault("resuming", error)
+
+    def batch(self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None) -> None:
+        """Hand in a micro-batch (token ids, (…, tokens)) for the fingerprint, where the loader is not wrapped."""
+        if self._live() is not None:
+            self._batches.append({"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask})
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Close the step's record: call once per optimizer step, after ``optimizer.step()``. Reads no value.
+
+        ``loss`` is the step's loss; of a tensor with several elements, the mean is taken.
+        """
+        parts = self._live()
+        if parts is None:
+            return
+        began = time.perf_counter()
+        try:
+            if not self._started:
+                self._start(parts)
+            with torch.no_grad():
+                self._close(parts, loss)
+        except Exception as error:
+            self._notices.fault("closing a step", error)
+        finally:
+            parts.observer.seconds += time.perf_counter() - began
+
+    def checkpoint(
+        self, step: int, path: str | os.PathLike[str], *, future: Any = None, finite: bool | None = None
+    ) -> None:
+        """Report a checkpoint: the state after ``step`` at ``path``, complete now or when ``future`` is done.
+
+        ``future`` is what an asynchronous save returned (``concurrent.futures.Future``, ``torch.futures.Future``, or the
+        answer of ``torch.distributed.checkpoint.async_save``). Call it right after saving began: whether the parameters
+        are finite is looked at now, on the device, unless ``finite`` says so.
+        """
+        parts = self._live()
+        if parts is None:
+            return
+        try:
+            where = str(Path(path).absolute())
+            late: dict[str, Any] = {"finite": finite}
+            if finite is None:
+                with torch.no_grad():
+                    self._look_for_nonfinite(parts, late)
+            done = getattr(future, "upload_completion", future)
+            if done is None:
+                self._report_checkpoint(step, where, late)
+            else:
+                done.add_done_callback(lambda finished: self._saved(finished, step, where, late))
+        except Exception as error:
+            self._notices.fault("reporting a checkpoint", error)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Record that something happened: an evaluation, a change of stage or mixture, or a word of your own.
+
+        Numbers, text, lists and dicts are recorded as they are; of a tensor with one element, its value.
+        """
+        parts = self._live()
+        if parts is None:
+            return
+        try:
+            late: dict[str, Any] = {}
+            sheet = Sheet()
+            for name, value in list(fields.items()):
+                if isinstance(value, torch.Tensor) and value.numel() == 1:
+                    sheet.add(name, fields.pop(name).detach())
+            with torch.no_grad():
+                self._fetch(parts, sheet, lambda values: late.update({name: float(v[0]) for name, v in values.items()}))
+            step = fields.pop("step", self._step)
+            self._submit(Event(kind=str(kind), time=time.time(), step=step, fields=fields), late)
+        except Exception as error:
+            self._notices.fault("recording an event", error)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say what the process does inside the ``with``: ``evaluation``, ``checkpoint``, ``data``."""
+        before = self._phase
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def close(self, reason: str = "finished", code: int | None = 0) -> None:
+        """End the record: everything is written, readers get up to 3 s to fetch it, the port is given back.
+
+        Called at interpreter exit by itself. ``reason`` is ``finished``, ``signal`` or ``exception``.
+        """
+        self._end(reason, code)
+
+    # How it works.
+
+    def _live(self) -> Parts | None:
+        """Return the parts while there is something to do: not when off, closed, or in a forked child."""
+        return None if self._finished or self._pid != os.getpid() else self._parts
+
+    def _read_resume(self) -> Resume:
+        assert self._parts is not None
+        if self._resume is None:
+            roots = None if self._settings.roots is None else list(self._settings.roots)
+            self._resume = Resume.read(self._parts.folder, self._parts.identity.attempt, roots)
+        return self._resume
+
+    def _start(self, parts: Parts, resumed: bool = False) -> None:
+        """Apply the plan, and record the start event and what came before it."""
+        self._started = True
+        loader = self._loaders[-1] if self._loaders else None
+        applied = None
+        resume = self._read_resume()
+        if resumed:
+            applied = resume.apply(self._optimizers, self._step + 1, loader)
+            parts.observer.factor = resume.lr_factor
+        elif resume.plan is not None:
+            self._notices.say(
+                "plan", f"plan {resume.plan.plan_id} is in force but exporter.resumed(step) was not called: not applied"
+            )
+        target = resume.target if resumed and self._step > 0 else None
+        known = target is not None and target.step == self._step
+        parts.fields.update(
+            clipping=parts.observer.clips or None,
+            replayable=bool(loader is not None and loader.replayable),
+            loader_kind=None if loader is None else loader.kind,
+            can_skip=[] if loader is None else sorted(loader.can_skip),
+            dataset=None if loader is None else loader.dataset_name,
+            batch_size=None if loader is None else loader.batch_size,
+            dataset_size=None if loader is None else loader.dataset_size,
+            resumed_from={"attempt": target.attempt, "step": target.step, "path": target.path}
+            if known and target is not None
+            else ({"attempt": None, "step": self._step, "path": None} if self._step > 0 else None),
+            plan_applied=applied,
+            notices=[*resume.notices, *([] if loader is None else loader.notices), *self._notices.said],
+        )
+        parts.observer.begin(self._step + 1)
+        begun, rank = self._step, parts.identity.rank
+        parts.drain.submit(
+            Call(lambda: parts.recorder.begin(begun, lambda: list(parts.folder.journal_files(rank))[::-1]))
+        )
+        parts.drain.submit(Happened(Event(kind="start", time=time.time(), step=self._step, fields=dict(parts.fields))))
+        for early in self._early:
+            parts.drain.submit(early)
+        self._early.clear()
+
+    def _close(self, parts: Parts, loss: Tensor | float | None) -> None:
+        observer, number = parts.observer, self._step + 1
+        if self._phase == "init":
+            self._show_phase("train")
+        try:
+            loader = next((loader for loader in reversed(self._loaders)), None)
+            consumed = None if loader is None else loader.consumed()
+            batches = self._batches or ([] if consumed is None else consumed.batches)
+            if loader is not None:
+                observer.sheet.host["can_substitute"] = "substitute" in loader.can_skip
+            sheet = observer.close(loss, consumed, batches)
+            staged = parts.staging.send(sheet)
+            if staged is None:
+                parts.drain.dropped += 1
+                self._notices.say(
+                    "values refused", "a step's values found no free slot: its record has host numbers only"
+                )
+            reading = Reading(step=number, due=sheet.due, host=sheet.host)
+            parts.drain.submit(ClosedStep(reading, staged, time.time(), self._phase))
+        finally:
+            self._batches = []
+            self._step = number
+            if self._resume is not None:
+                self._resume.closed(number)
+            observer.begin(number + 1)
+
+    def _look_for_nonfinite(self, parts: Parts, late: dict[str, Any]) -> None:
+        tensors = [local(parameter) for parameter in parts.watched.params]
+        tensors = [tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]
+        sheet = Sheet()
+        for _, sizes in norms(tensors, range(len(tensors))):
+            sheet.add("nonfinite", (~torch.isfinite(sizes)).sum())
+        self._fetch(parts, sheet, lambda values: late.update(finite=not values["nonfinite"].any()))
+
+    def _fetch(self, parts: Parts, sheet: Sheet, take: Callable[[dict[str, Any]], None]) -> None:
+        staged = parts.staging.send(sheet) if sheet.tensors else None
+        if staged is not None:
+            parts.drain.submit(Fetch(staged, take))
+
+    def _saved(self, finished: Any, step: int, path: str, late: dict[str, Any]) -> None:
+        """An asynchronous save is done; called on whatever thread did it."""
+        try:
+            failure = _failure(finished)
+            if failure is not None:
+                self._notices.fault(f"asynchronous save of {path}", failure)
+                fields = {"path": path, "complete": False, "error": str(failure)}
+                self._submit(Event(kind="checkpoint", time=time.time(), step=step, fields=fields))
+            elif self._live() is not None:
+                self._report_checkpoint(step, path, late)
+        except Exception as error:
+            self._notices.fault("reporting a checkpoint", error)
+
+    def _report_checkpoint(self, step: int, path: str, late: dict[str, Any]) -> None:
+        fields: dict[str, Any] = {"path": path, "complete": True}
+        self._submit(Event(kind="checkpoint", time=time.time(), step=step, fields=fields), late)
+
+    def _submit(self, event: Event, late: dict[str, Any] | None = None) -> None:
+        parts = self._parts
+        if parts is None or self._finished:
+            return
+        if self._started:
+            parts.drain.submit(Happened(event, late))
+        else:
+            self._early.append(Happened(event, late))
+
+    def _enter(self, name: str) -> None:
+        if self._live() is not None and name != self._phase:
+            self._show_phase(str(name))
+            self.event("phase", phase=self._phase)
+
+    def _show_phase(self, name: str) -> None:
+        self._phase = name
+        parts = self._parts
+        if parts is not None:
+            parts.drain.submit(Call(lambda: parts.page.phase(name)))
+
+    def _end(self, reason: str, code: int | None) -> None:
+        parts = self._live()
+        if parts is None:
+            return
+        try:
+            if self._started:
+                self._show_phase("exit")
+                self._submit(
+                    Event(kind="exit", time=time.time(), step=self._step, fields={"reason": reason, "code": code})
+                )
+            self._finished = True
+            parts.observer.detach()
+            if not parts.drain.finish(DRAIN_SECONDS):
+                self._notices.say("drain", "closed before everything was recorded")
+            parts.serving.stop(self._settings.reader_seconds)
+            if self._ending is not None:
+                self._ending.forget()
+        except Exception as error:
+            self._notices.fault("closing the exporter", error)
+        finally:
+            self._finished = True
+
+    def _abandon(self) -> None:
+        """In a forked child: do nothing any more; everything belongs to the parent."""
+        self._finished = True
+        if self._parts is not None:
+            self._parts.observer.active = False
+
+
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers as a list.
+
+    Raises:
+        TypeError: one of them is none.
+    """
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    for optimizer in several:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if not several:
+        raise TypeError("optimizer: an empty sequence")
+    return several
+
+
+def _failure(finished: Any) -> BaseException | None:
+    """Return the exception of a finished future, of whichever kind, or None."""
+    if hasattr(finished, "exception"):
+        failure: BaseException | None = finished.exception()
+        return failure
+    try:
+        finished.value()
+    except Exception as error:
+        return error
+    return None
+
+
+_alive: weakref.WeakSet[Exporter] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for exporter in list(_alive):
+        exporter._abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)

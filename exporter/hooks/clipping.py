@@ -1,0 +1,153 @@
+"""Gradient norms before clipping, by listening in on ``torch.nn.utils.clip_grad``.
+
+``clip_grad_norm_`` looks its two halves up in its own module at each call (``_get_total_norm``, ``_clip_grads_with_norm_``), so
+that replacing those reaches every user of it, also one that imported the name long before. The public names of the two
+halves and ``clip_grad_value_`` are replaced wherever a loaded module holds them as a global. What stays unseen: a reference to
+one of those three kept elsewhere (in a closure, a class, a partial), and clipping that does not go through torch.
+
+Per-tensor norms are what the total is made from, so for plain tensors they are kept instead of being computed twice; the
+total is then the same bits that torch returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+import torch.nn.utils
+from torch import Tensor
+from torch.nn.utils import clip_grad
+from torch.utils._foreach_utils import _has_foreach_support
+
+
+class ClipListener(Protocol):
+    """Who wants to know. None of these may raise."""
+
+    def total_norm(self, tensors: list[Tensor], each: Tensor | None, total: Tensor, norm_type: float) -> None:
+        """A norm of ``tensors`` was taken; ``each`` holds their own L2 norms where those were at hand."""
+
+    def clipping(self, parameters: list[Tensor], max_norm: Any, total: Tensor) -> None:
+        """The gradients of ``parameters`` are about to be scaled down to ``max_norm``."""
+
+    def clipping_values(self, parameters: list[Tensor]) -> None:
+        """The elements of the gradients of ``parameters`` are about to be clamped."""
+
+
+_listeners: WeakSet[Any] = WeakSet()
+_replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+
+def listen(listener: ClipListener) -> None:
+    """Tell ``listener`` of all clipping from now on.
+
+    Raises:
+        RuntimeError: this torch has not the functions that are listened in on.
+    """
+    _listeners.add(listener)
+    if not _replaced:
+        _install()
+
+
+def forget(listener: ClipListener) -> None:
+    """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
+    _listeners.discard(listener)
+    if not _listeners:
+        while _replaced:
+            space, name, original, wrapper = _replaced.pop()
+            if space.get(name) is wrapper:
+                space[name] = original
+
+
+def _install() -> None:
+    try:
+        total, scale, clamp = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_
+    except AttributeError as error:
+        raise RuntimeError(f"torch {torch.__version__} has no {error.name} in torch.nn.utils.clip_grad") from None
+    wrappers = {id(total): _total(total), id(scale): _scale(scale), id(clamp): _clamp(clamp)}
+    for module in list(sys.modules.values()):
+        space = getattr(module, "__dict__", None) if isinstance(module, ModuleType) else None
+        if space is None:
+            continue
+        for name, value in list(space.items()):
+            wrapper = wrappers.get(id(value))
+            if wrapper is not None:
+                space[name] = wrapper
+                _replaced.append((space, name, value, wrapper))
+
+
+def _tell(method: str, *arguments: Any) -> None:
+    for listener in list(_listeners):
+        getattr(listener, method)(*arguments)
+
+
+def _as_list(tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _total(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def get_total_norm(
+        tensors: Tensor | Iterable[Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            return original(tensors, norm_type, error_if_nonfinite, foreach)
+        members = _as_list(tensors)
+        if not error_if_nonfinite and foreach is not False and _plain(members, norm_type):
+            with torch.no_grad():
+                each = torch.stack(list(torch._foreach_norm(members, 2.0)))
+                total: Tensor = torch.linalg.vector_norm(each, 2.0)
+            _tell("total_norm", members, each, total, 2.0)
+            return total
+        total = original(members, norm_type, error_if_nonfinite, foreach)
+        _tell("total_norm", members, None, total, float(norm_type))
+        return total
+
+    get_total_norm.__doc__ = original.__doc__
+    return get_total_norm
+
+
+def _plain(tensors: list[Tensor], norm_type: float) -> bool:
+    """Say whether torch would take the L2 norm of these with one foreach call in full precision."""
+    if not tensors or float(norm_type) != 2.0:
+        return False
+    device, dtype = tensors[0].device, tensors[0].dtype
+    return (
+        dtype in (torch.float32, torch.float64)
+        and all(
+            type(tensor) is torch.Tensor and tensor.device == device and tensor.dtype is dtype for tensor in tensors
+        )
+        and all(tensor.layout is torch.strided for tensor in tensors)
+        and bool(_has_foreach_support(tensors, device))
+    )
+
+
+def _scale(original: Callable[..., None]) -> Callable[..., None]:
+    def clip_grads_with_norm_(
+        parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
+    ) -> None:
+        if torch.compiler.is_compiling():
+            return original(parameters, max_norm, total_norm, foreach)
+        members = _as_list(parameters)
+        _tell("clipping", members, max_norm, total_norm)
+        return original(members, max_norm, total_norm, foreach)
+
+    clip_grads_with_norm_.__doc__ = original.__doc__
+    return clip_grads_with_norm_
+
+
+def _clamp(original: Callable[..., None]) -> Callable[..., None]:
+    def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
+        if torch.compiler.is_compiling():
+            return original(parameters, clip_value, foreach)
+        members = _as_list(parameters)
+        _tell("clipping_values", members)
+        return original(members, clip_value, foreach)
+
+    clip_grad_value_.__doc__ = original.__doc__
+    return clip_grad_value_

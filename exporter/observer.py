@@ -1,0 +1,248 @@
+"""The training thread's side: keeps the open step's sheet and shows the probes what happens to it.
+
+Nothing here reads a value, waits, or takes a lock. What goes wrong costs the signals of the probe it went wrong in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .cadence import Cadence
+from .hooks import clipping, scaler
+from .measure import norms
+from .notices import Notices
+from .probes.learning_rate import rates
+from .probes.probe import Closing, Probe, Update
+from .sheet import Capture, Sheet
+from .watched import Watched, is_sharded, local
+
+
+class Observer:
+    """Watches some optimizers of one model. ``factor`` gives the multiplier of the learning rate at a step."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        watched: Watched,
+        probes: Sequence[Probe],
+        cadence: Cadence,
+        notices: Notices,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._watched = watched
+        self._probes = list(probes)
+        self._cadence = cadence
+        self._notices = notices
+        self._open: dict[int, Update] = {}
+        self._scalers: dict[int, Any] = {}
+        self._handles: list[Any] = []
+        self.active = True
+        self.factor: Callable[[int], float] = lambda step: 1.0
+        #: Number of the step that is open.
+        self.step = 1
+        #: Seconds spent in here, and whether any clipping was seen.
+        self.seconds = 0.0
+        self.clips = False
+        self.sheet = Sheet(due=cadence.due(1))
+
+    def attach(self) -> None:
+        """Start to listen."""
+        for optimizer in self._optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+        try:
+            clipping.listen(self)
+        except Exception as error:
+            self._notices.fault("norms before clipping", error)
+        try:
+            scaler.listen(self)
+        except Exception as error:
+            self._notices.fault("GradScaler", error)
+
+    def detach(self) -> None:
+        """Stop to listen; torch is as it was."""
+        self.active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        clipping.forget(self)
+        scaler.forget(self)
+
+    def begin(self, step: int) -> None:
+        """Open the sheet of ``step``."""
+        self.step = step
+        self.sheet = Sheet(due=self._cadence.due(step))
+        self._open.clear()
+
+    def close(self, loss: Tensor | float | None, consumed: Any, batches: Sequence[Any]) -> Sheet:
+        """Let the probes look at the end of the step and return its sheet."""
+        sheet = self.sheet
+        for known in self._scalers.values():
+            if getattr(known, "_scale", None) is not None:
+                sheet.add("loss_scale.now", known._scale)
+        sheet.host["lr.factor"] = self.factor(self.step)
+        closing = Closing(sheet=sheet, watched=self._watched, loss=loss, consumed=consumed, batches=batches)
+        self._show("close", closing)
+        return sheet
+
+    def _show(self, moment: str, what: Any, due: bool = True) -> None:
+        """Show something to each probe; one that fails is not asked again."""
+        for probe in tuple(self._probes):
+            if probe.costly and not due:
+                continue
+            try:
+                getattr(probe, moment)(what)
+            except Exception as error:
+                self._notices.fault(f"probe {probe.name}", error)
+                self._probes.remove(probe)
+
+    # What torch tells. Each of these is called in the middle of the trainer's own code.
+
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self.active:
+            return
+        began = time.perf_counter()
+        try:
+            if not _capturing():
+                with torch.no_grad():
+                    function(*arguments)
+        except Exception as error:
+            self._notices.fault(f"observer {function.__name__}", error)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not _closure(args, kwargs):  # with a closure the gradients are made inside the step
+            self._guarded(self._open_update, optimizer)
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _closure(args, kwargs):
+            self._guarded(self._open_update, optimizer)
+        self._guarded(self._close_update, optimizer)
+
+    def _open_update(self, optimizer: torch.optim.Optimizer) -> None:
+        params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        indices, gradients = self._watched.gradients(params)
+        update = Update(
+            optimizer=optimizer,
+            sheet=self.sheet,
+            watched=self._watched,
+            params=[self._watched.params[index] for index in indices],
+            gradients=gradients,
+            indices=indices,
+            grad_scale=getattr(optimizer, "grad_scale", None),
+        )
+        self._open[id(optimizer)] = update
+        self._show("before", update, due=self.sheet.due)
+
+    def _close_update(self, optimizer: torch.optim.Optimizer) -> None:
+        update = self._open.pop(id(optimizer), None)
+        if update is not None:
+            self._show("after", update, due=self.sheet.due)
+
+    def total_norm(self, tensors: list[Tensor], each: Tensor | None, total: Tensor, norm_type: float) -> None:
+        """A norm was taken; keep it if it is one of our gradients' and nothing was clipped yet."""
+        self._guarded(self._total_norm, tensors, each, total, norm_type)
+
+    def _total_norm(self, tensors: list[Tensor], each: Tensor | None, total: Tensor, norm_type: float) -> None:
+        by_gradient = self._watched.by_gradient()
+        found = [by_gradient.get(id(tensor), -1) for tensor in tensors]
+        if not found or min(found) < 0:
+            return  # not gradients of ours, or not gradients at all
+        self._capture(found, tensors, each, total)
+
+    def _capture(self, indices: list[int], gradients: list[Tensor], each: Tensor | None, total: Tensor | None) -> None:
+        covers = frozenset(indices)
+        if any(capture.clipped and capture.indices & covers for capture in self.sheet.captures):
+            return  # they have been clipped since
+        if each is not None:
+            pieces = [(np.array(indices, dtype=np.int64), each)]
+        else:
+            dense = [(index, local(grad)) for index, grad in zip(indices, gradients, strict=True)]
+            dense = [(index, grad) for index, grad in dense if grad.layout is torch.strided and grad.numel()]
+            pieces = list(norms([grad for _, grad in dense], [index for index, _ in dense]))
+        captures = [capture for capture in self.sheet.captures if not capture.indices & covers]
+        sharded = any(is_sharded(gradient) for gradient in gradients)
+        self.sheet.captures = [*captures, Capture(covers, pieces, total, sharded=sharded)]
+
+    def clipping(self, parameters: list[Tensor], max_norm: Any, total: Tensor) -> None:
+        """Gradients are about to be clipped."""
+        self._guarded(self._clipping, parameters, max_norm, total)
+
+    def _clipping(self, parameters: list[Tensor], max_norm: Any, total: Tensor | None) -> None:
+        by_gradient = self._watched.by_gradient()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        pairs = [(by_gradient[id(gradient)], gradient) for gradient in gradients if id(gradient) in by_gradient]
+        if not pairs:
+            return
+        covers = frozenset(index for index, _ in pairs)
+        if not any(capture.indices == covers for capture in self.sheet.captures):
+            self._capture([index for index, _ in pairs], [gradient for _, gradient in pairs], None, total)
+        for capture in self.sheet.captures:
+            if capture.indices == covers and not capture.clipped:
+                capture.clipped = True
+                capture.max_norm = max_norm
+                if total is not None:
+                    capture.total = total
+                self.clips = True
+
+    def clipping_values(self, parameters: list[Tensor]) -> None:
+        """Elements of gradients are about to be clamped."""
+        self._guarded(self._clipping, parameters, None, None)
+
+    def unscaling(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Norms that were taken before this were of scaled gradients."""
+        self._guarded(self._note_scale, scaler, optimizer)
+
+    def stepping(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """A scaler steps one of our optimizers."""
+        self._guarded(self._stepping, scaler, optimizer)
+
+    def stepped(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """The scaler is done: keep what it found."""
+        self._guarded(self._stepped, scaler, optimizer)
+
+    def _ours(self, scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+        known = any(optimizer is own for own in self._optimizers)
+        return known and scaler.is_enabled() and getattr(scaler, "_scale", None) is not None
+
+    def _note_scale(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if self._ours(scaler, optimizer):
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for capture in self.sheet.captures:
+                if capture.scale is None and all(id(self._watched.params[index]) in own for index in capture.indices):
+                    capture.scale = scaler._scale.clone()
+
+    def _stepping(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if not self._ours(scaler, optimizer):
+            return
+        self._scalers[id(scaler)] = scaler
+        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        if getattr(state.get("stage"), "name", "READY") == "READY":
+            self._note_scale(scaler, optimizer)
+        self.sheet.add("loss_scale", scaler._scale.clone())
+        nominal = self.sheet.host.setdefault("lr.nominal", {})
+        nominal[self._optimizers.index(optimizer)] = rates(optimizer)
+
+    def _stepped(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if not self._ours(scaler, optimizer):
+            return
+        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        for found in state.get("found_inf_per_device", {}).values():
+            self.sheet.add("found_inf", found.clone())
+
+
+def _closure(args: Any, kwargs: Any) -> bool:
+    """Say whether ``step`` was given a closure. ``args`` begins with the optimizer itself."""
+    return kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+
+
+def _capturing() -> bool:
+    """Say whether a CUDA graph is being captured: what ran now would become part of it."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]

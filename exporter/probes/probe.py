@@ -1,0 +1,67 @@
+"""What a probe is, and what it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from trainwarden.exporter.sheet import Reading, Sheet
+from trainwarden.exporter.watched import Watched
+from trainwarden.record import Value
+
+
+@dataclass(slots=True)
+class Update:
+    """One optimizer's update: as it is about to be made (``before``), and after it was made.
+
+    ``params``, ``gradients`` (local shards) and ``indices`` run in parallel and leave out parameters without a dense
+    gradient. ``grad_scale`` is the loss scale that the gradients still carry before the update (a fused optimizer under a
+    GradScaler takes it off itself), None where they carry none.
+    """
+
+    optimizer: torch.optim.Optimizer
+    sheet: Sheet
+    watched: Watched
+    params: list[Tensor]
+    gradients: list[Tensor]
+    indices: list[int]
+    grad_scale: Tensor | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Closing:
+    """The end of a step, on the training thread. ``batches`` were handed out for it; ``consumed`` says which samples."""
+
+    sheet: Sheet
+    watched: Watched
+    loss: Tensor | float | None
+    consumed: Any = None
+    batches: Sequence[Any] = ()
+
+
+class Probe:
+    """The three moments of a step at which a probe may look, and what it makes of it. It overrides what it needs.
+
+    ``costly`` probes are shown an update only in steps that are due.
+    """
+
+    name: ClassVar[str] = ""
+    costly: ClassVar[bool] = False
+
+    def before(self, update: Update) -> None:
+        """Look at the gradients, just before the optimizer uses them. Training thread."""
+
+    def after(self, update: Update) -> None:
+        """Look at parameters and state, just after the update. Training thread."""
+
+    def close(self, closing: Closing) -> None:
+        """Look at what the step as a whole brought. Training thread."""
+
+    def signals(self, reading: Reading) -> dict[str, Value]:
+        """Return the signals of an arrived step. Drain thread. What was not seen is left out."""
+        return {}

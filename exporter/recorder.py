@@ -1,0 +1,118 @@
+"""From arrived values to records: numbers the lines, lets each probe say what it saw, and hands the line to the sinks.
+
+Runs on the drain thread alone. What fails here costs a signal or a sink, never the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainwarden.record import Event, Step, Value, encode_line
+
+from .cadence import Cadence
+from .notices import Notices
+from .probes.probe import Probe
+from .series import Page
+from .sheet import Reading
+from .sinks.journal import Journal, totals_at
+from .sinks.ring import Ring
+
+
+class Recorder:
+    """Makes the lines of one (start, rank)."""
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        cadence: Cadence,
+        ring: Ring,
+        journal: Journal | None,
+        page: Page,
+        notices: Notices,
+    ) -> None:
+        self._probes = list(probes)
+        self._cadence = cadence
+        self._ring = ring
+        self._journal = journal
+        self._page = page
+        self._notices = notices
+        self._seq = 0
+        self._samples = 0.0
+        self._tokens = 0.0
+        #: The start event as it was written, for ``/api/v1/run``.
+        self.start_line: bytes | None = None
+
+    def begin(self, step: int, files: Callable[[], list[Path]]) -> None:
+        """Go on counting samples and tokens where the record of ``step`` left off; ``files`` lists journals, newest first."""
+        if step > 0:
+            self._samples, self._tokens = totals_at(files(), step) or (0.0, 0.0)
+
+    def event(self, event: Event) -> None:
+        """Record an event."""
+        event.seq = self._seq + 1
+        try:
+            line = encode_line(event)
+        except TypeError:  # a field of the user's that JSON has no form for
+            event.fields = {name: _shown(value) for name, value in event.fields.items()}
+            line = encode_line(event)
+        if event.kind == "start":
+            self.start_line = line
+        self._write(line)
+        self._page.event(event)
+
+    def step(self, reading: Reading, time: float, phase: str) -> Step:
+        """Record a step and return its record."""
+        signals: dict[str, Value] = {}
+        host = reading.host
+        self._samples += host.get("samples", 0)
+        self._tokens += host.get("tokens", 0)
+        for probe in list(self._probes):
+            try:
+                signals.update(probe.signals(reading))
+            except Exception as error:
+                self._notices.fault(f"probe {probe.name}", error)
+        if "samples" in host:
+            signals["samples_seen"] = self._samples
+        if "tokens" in host:
+            signals["tokens"] = self._tokens
+        step = Step(
+            seq=self._seq + 1,
+            step=reading.step,
+            time=time,
+            signals=signals,
+            samples=host.get("ranges", []),
+            shards=host.get("shards", []),
+            phase=phase,
+        )
+        self._write(encode_line(step))
+        self._page.step(step)
+        self._cadence.look(step)
+        return step
+
+    def _write(self, line: bytes) -> None:
+        self._seq += 1
+        self._ring.append(self._seq, line)
+        if self._journal is not None:
+            self._journal.append(line)
+
+    def flush(self) -> None:
+        """Hand to the disk what it has not taken yet."""
+        if self._journal is not None:
+            self._journal.flush()
+
+    def close(self) -> None:
+        """Write what waits and close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as JSON can have it: what is not plain data becomes its text."""
+    try:
+        return msgspec.to_builtins(value)
+    except TypeError:
+        return str(value)

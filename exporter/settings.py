@@ -1,0 +1,52 @@
+"""The numbers by which an exporter works, with their defaults, and the switch that turns all of it off."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Port of local rank 0; each further rank of a host takes the next one.
+BASE_PORT = 17070
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one exporter works.
+
+    ``port``: None is 17070 + local rank, 0 any free port. ``folder`` holds all runs (default ``$TRAINWARDEN_DIR``, else
+    ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
+    many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
+    file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
+    ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too.
+    """
+
+    run: str
+    host: str = "127.0.0.1"
+    port: int | None = None
+    folder: Path | None = None
+    roots: tuple[Path, ...] | None = None
+    cadence: int = 10
+    watch_steps: int = 50
+    max_series: int = 1000
+    ring: int = 4096
+    rotate_bytes: int = 64 * 2**20
+    reader_seconds: float = 3.0
+    protect_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("cadence", "max_series", "ring", "rotate_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}: {value!r} is not a whole number")
+            if value < 1:
+                raise ValueError(f"{name}: {value} is not positive")
+        if self.port is not None and (isinstance(self.port, bool) or not isinstance(self.port, int)):
+            raise TypeError(f"port: {self.port!r} is not a whole number; leave it out for {BASE_PORT} + local rank")
+        if not isinstance(self.host, str):
+            raise TypeError(f"host: {self.host!r} is not a string")
+
+
+def disabled() -> bool:
+    """Say whether ``TRAINWARDEN_DISABLE`` turns the exporter off."""
+    return os.environ.get("TRAINWARDEN_DISABLE", "").strip().lower() not in ("", "0", "false", "no")

@@ -1,0 +1,117 @@
+"""The parameters that are watched: an index, a name, a group and a size for each, and the local part of sharded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainwarden.signals import GROUPS
+
+from .groups import group_of
+from .measure import DEVICE_BLOCK
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor: the shard of a DTensor, else the tensor itself. No collective is issued."""
+    shard = getattr(tensor, "_local_tensor", None)
+    return tensor.detach() if shard is None else shard.detach()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Say whether other ranks hold other parts of this tensor (a DTensor)."""
+    return hasattr(tensor, "_local_tensor")
+
+
+class Watched:
+    """Numbers the parameters from 0, in the model's order; those of the optimizers that the model lacks come after."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._index: dict[int, int] = {}
+        self.params: list[Tensor] = []
+        self.names: list[str] = []
+        self._groups: list[int] = []
+        self._sizes: list[int] = []
+        self._arrays: tuple[np.ndarray, np.ndarray] | None = None
+        self.vocabulary: int | None = None
+        for path, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and self.vocabulary is None:
+                self.vocabulary = module.num_embeddings
+            for name, parameter in module.named_parameters(recurse=False):
+                self._add(parameter, f"{path}.{name}" if path else name, module)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.index_of(parameter)
+
+    def _add(self, parameter: Tensor, name: str, owner: nn.Module | None) -> int:
+        if id(parameter) in self._index:  # tied: it belongs to where it stands first
+            return self._index[id(parameter)]
+        index = len(self.params)
+        self._index[id(parameter)] = index
+        self.params.append(parameter)
+        self.names.append(name)
+        self._groups.append(GROUPS.index(group_of(name, owner)))
+        self._sizes.append(local(parameter).numel())
+        self._arrays = None
+        return index
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def index_of(self, parameter: Tensor) -> int:
+        """Return the number of a parameter; one that was not known joins as ``other``."""
+        found = self._index.get(id(parameter))
+        return self._add(parameter, f"parameter {len(self.params)}", None) if found is None else found
+
+    def blocks(self, numbers: int) -> int:
+        """Return ``numbers`` for each block that the parameters are worked on in."""
+        return numbers * int(sum(size // DEVICE_BLOCK for size in self._sizes))
+
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._arrays is None:
+            self._arrays = (np.array(self._groups, dtype=np.int64), np.array(self._sizes, dtype=np.float64))
+        return self._arrays
+
+    def group_sums(self, indices: np.ndarray, values: np.ndarray) -> dict[str, float]:
+        """Sum ``values`` of the parameters ``indices`` by group, groups without any left out, ``all`` first."""
+        which = self._table()[0][indices]
+        sums = np.bincount(which, weights=values, minlength=len(GROUPS))
+        found = {"all": float(np.sum(values))}
+        found.update({GROUPS[group]: float(sums[group]) for group in np.unique(which)})
+        return found
+
+    def sizes_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return how many elements each of the parameters ``indices`` has on this rank."""
+        sizes: np.ndarray = self._table()[1][indices]
+        return sizes
+
+    def group_sizes(self, indices: np.ndarray) -> dict[str, float]:
+        """Count the elements of the parameters ``indices`` by group, as :meth:`group_sums`. Each parameter counts once."""
+        unique = np.unique(indices)
+        return self.group_sums(unique, self._table()[1][unique])
+
+    def gradients(self, parameters: Iterable[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Return index and local gradient of each parameter that has a dense, non-empty one."""
+        indices: list[int] = []
+        gradients: list[Tensor] = []
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is not torch.strided:
+                continue
+            gradient = local(gradient)
+            if gradient.numel():
+                indices.append(self.index_of(parameter))
+                gradients.append(gradient)
+        return indices, gradients
+
+    def by_gradient(self) -> dict[int, int]:
+        """Map ``id`` of each gradient tensor, as it is now, to the index of its parameter."""
+        found = {}
+        for index, parameter in enumerate(self.params):
+            gradient = parameter.grad
+            if gradient is not None:
+                found[id(gradient)] = index
+        return found
