@@ -65,8 +65,8 @@ class AlertChange:
     since: int
     time: float
     value: float | None
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
+    labels: dict[str, str]
+    annotations: dict[str, str]
 
 
 class State(Enum):
@@ -217,8 +217,8 @@ class Alert:
             self._since,
             record.time,
             record.value,
-            self._rule.labels,
-            self._rule.annotations,
+            dict(self._rule.labels),
+            dict(self._rule.annotations),
         )
 
     def dump(self) -> dict[str, Any]:

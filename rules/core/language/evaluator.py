@@ -43,8 +43,9 @@ class Evaluator:
             raise ValueError(f"steps must grow: {block.step.tolist()[:5]}… after {self._last_step}")
         frame = Frame.of(block)
         results: list[Any] = []
-        for node, operator in zip(self.pack.program.nodes, self._operators, strict=True):
-            results.append(operator.feed(frame, [results[of] for of in node.inputs]))
+        with np.errstate(all="ignore"):  # 1 / 0 is an infinity here, and 0 / 0 is NaN: values, not accidents
+            for node, operator in zip(self.pack.program.nodes, self._operators, strict=True):
+                results.append(operator.feed(frame, [results[of] for of in node.inputs]))
         self._last_step = frame.steps[-1]
         found: list[tuple[int, int, AlertChange]] = []
         for order, (output, alert) in enumerate(zip(self.pack.program.outputs, self._alerts, strict=True)):

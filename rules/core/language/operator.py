@@ -27,7 +27,8 @@ class Operator:
     """One node of a program with the state it keeps between blocks. The base has no state.
 
     ``feed`` is called once a block with what its inputs gave for the same block; it changes none of them. Any cutting
-    of a stream into blocks gives the same results: a value may depend on the records so far, never on the cut.
+    of a stream into blocks gives the same results: a value may depend on the records so far, never on the cut. Numpy's
+    floating-point warnings are off while it runs.
     """
 
     __slots__ = ()

@@ -55,20 +55,19 @@ class Arithmetic(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the result for each row."""
         left, right = inputs
-        with np.errstate(all="ignore"):
-            match self._operator:
-                case "+":
-                    values = left.values + right.values
-                case "-":
-                    values = left.values - right.values
-                case "*":
-                    values = left.values * right.values
-                case "/":
-                    values = left.values / right.values
-                case "%":
-                    values = np.fmod(left.values, right.values)
-                case _:
-                    values = np.array(list(map(power, left.values.tolist(), right.values.tolist())))
+        match self._operator:
+            case "+":
+                values = left.values + right.values
+            case "-":
+                values = left.values - right.values
+            case "*":
+                values = left.values * right.values
+            case "/":
+                values = left.values / right.values
+            case "%":
+                values = np.fmod(left.values, right.values)
+            case _:
+                values = np.array(list(map(power, left.values.tolist(), right.values.tolist())))
         known = left.known & right.known
         if self._operator == "^" and not known.all():  # 1 ^ NaN and NaN ^ 0 are 1
             values = np.where(known, values, np.nan)

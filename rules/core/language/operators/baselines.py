@@ -146,8 +146,7 @@ class FromBaseline(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the robust z of each row."""
         source, usual = inputs
-        with np.errstate(all="ignore"):
-            values = (source.values - usual.values) / usual.scale
+        values = (source.values - usual.values) / usual.scale
         values[~(usual.scale > 0)] = np.nan
         return Series(values, source.known & usual.known, source.fresh)
 

@@ -37,8 +37,7 @@ class Over(Operator):
         fresh = np.logical_or.reduce([member.fresh for member in vector.members])
         usable = known & (~np.isnan(table)).any(axis=0)
         if usable.any():
-            with np.errstate(all="ignore"):
-                values[usable] = self._reckon(table[:, usable], vector)
+            values[usable] = self._reckon(table[:, usable], vector)
         return Series(values, known, fresh)
 
 
