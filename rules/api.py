@@ -90,6 +90,7 @@ class Api:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(listen)
+            self._socket.listen(128)
         except OSError as error:
             self._socket.close()
             raise OSError(error.errno, f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}") from None

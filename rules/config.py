@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.fields import Model, Seconds, convert, where
 from trainwarden.rules.fields import Path as FieldPath
-from trainwarden.rules.fields import Seconds, convert, where
-from trainwarden.rules.yamltext import Problem, YamlError, load
+from trainwarden.rules.yamltext import Document, Problem, YamlError, load
 from trainwarden.webhook import WebhookError, decode_secret
 
 
@@ -143,23 +143,27 @@ def read_config(text: str, source: str, base: Path, overrides: dict[str, Any] | 
         document = load(text, source)
     except YamlError as error:
         raise ConfigError([str(problem) for problem in error.problems]) from None
+    value = document.value
+    raw: Any = {} if value is None else dict(value) if isinstance(value, dict) else value
+    if isinstance(raw, dict):
+        if "base" in raw:
+            raise ConfigError([str(document.problem(document.key_position(("base",)), "base: unknown field"))])
+        raw = _override(raw, overrides or {})
+        raw["base"] = str(base)
+    return _convert(document, raw, Config)
+
+
+def _convert(document: Document, value: Any, model: type[Model]) -> Model:
     problems: list[Problem] = []
 
     def complain(path: FieldPath, says: str) -> None:
         place = document.key_position(path) if says.startswith("unknown field") else document.position(path)
         problems.append(document.problem(place, f"{where(path) or 'file'}: {says}"))
 
-    value = document.value
-    raw: Any = {} if value is None else dict(value) if isinstance(value, dict) else value
-    if isinstance(raw, dict):
-        if "base" in raw:
-            complain(("base",), "unknown field")
-        raw = _override(raw, overrides or {})
-        raw["base"] = str(base)
-    config = convert(raw, Config, complain)
-    if problems or config is None:
+    converted = convert(value, model, complain)
+    if problems or converted is None:
         raise ConfigError([str(problem) for problem in sorted(problems, key=lambda one: (one.line, one.column))])
-    return config
+    return converted
 
 
 def _override(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +195,21 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Config:
     return read_config(text, str(path), path.parent, overrides)
 
 
+def load_policy(path: Path) -> Settings:
+    """Read a file that holds the policy's settings alone.
+
+    Raises:
+        ConfigError: it cannot be read or used.
+    """
+    try:
+        document = load(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
+    except YamlError as error:
+        raise ConfigError([str(problem) for problem in error.problems]) from None
+    return _convert(document, document.value or {}, Settings)
+
+
 def read_secret(path: Path) -> str:
     """Return the contents of a secret's file.
 
@@ -216,12 +235,15 @@ def read_secret(path: Path) -> str:
 
 
 def read_webhook_secret(path: Path) -> str:
-    """Return the ``whsec_…`` secret in a file.
+    """Return the ``whsec_…`` secret in a file: the first line that is no comment.
+
+    The receiver takes several lines while keys are rotated; the daemon signs with the first.
 
     Raises:
         ConfigError: as :func:`read_secret`, or it is no such secret.
     """
-    text = read_secret(path)
+    lines = (line.strip() for line in read_secret(path).splitlines())
+    text = next((line for line in lines if line and not line.startswith("#")), "")
     try:
         decode_secret(text)
     except WebhookError as error:

@@ -60,7 +60,7 @@ class Outbox:
         """Claim the row that is due longest, or return None."""
         with self._store.reading() as connection:
             due = connection.execute(
-                f"SELECT {_COLUMNS} FROM outbox WHERE phase != 'done' AND next_at <= ? AND coalesce(claimed, 0) < ?"
+                f"SELECT {_COLUMNS} FROM outbox WHERE phase != 'done' AND next_at <= ? AND (claimed IS NULL OR claimed < ?)"
                 " ORDER BY next_at LIMIT 8",
                 (now, now - CLAIM_SECONDS),
             ).fetchall()
@@ -69,7 +69,7 @@ class Outbox:
             with self._store.writing() as connection:
                 won = connection.execute(
                     "UPDATE outbox SET claimed = ? WHERE key = ? AND destination = ? AND phase = ? AND attempts = ?"
-                    " AND coalesce(claimed, 0) < ?",
+                    " AND (claimed IS NULL OR claimed < ?)",
                     (now, row.key, row.destination, row.phase, row.attempts, now - CLAIM_SECONDS),
                 ).rowcount
             if won == 1:

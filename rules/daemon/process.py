@@ -89,6 +89,7 @@ class Daemon:
         self._started = time.monotonic()
         #: Set when the daemon cannot go on by itself.
         self.broken = threading.Event()
+        self.stopped = False
 
     @property
     def address(self) -> str:
@@ -119,6 +120,7 @@ class Daemon:
         self._delivery.stop()
         self._api.stop()
         self._store.close()
+        self.stopped = True
         self._log.info("stopped")
 
     def unready(self) -> str:

@@ -62,6 +62,14 @@ class WebhookNotifier:
             )
         return _said(word)
 
+    def reachable(self) -> str:
+        """Ask the receiver whether it is healthy; return what is wrong, or nothing."""
+        parts = urlsplit(self.url)
+        reply = self._ask("GET", f"{parts.scheme}://{parts.netloc}/-/healthy", {}, None)
+        if isinstance(reply, Answer):
+            return f"{self.url}: {reply.error}"
+        return "" if reply.status == 200 else f"{self.url}: its health page answers {reply.status}"
+
     def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply | Answer:
         session = new_session()
         try:

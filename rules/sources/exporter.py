@@ -35,6 +35,10 @@ class _Broken(Exception):
     """The peer's answer is not what an exporter says. The message is for the operator."""
 
 
+class _Stopping(Exception):
+    """The daemon takes no more: the poll ends where it is."""
+
+
 class ExporterSource:
     """Pulls one exporter; :meth:`poll` is called by one thread at a time and never raises for what the peer does."""
 
@@ -66,6 +70,8 @@ class ExporterSource:
         try:
             outcome = self._poll()
             says = ""
+        except _Stopping:
+            return "behind"
         except Unanswered as error:
             outcome, says = "unreachable", str(error)
         except _Broken as error:
@@ -92,7 +98,7 @@ class ExporterSource:
         waits for them.
         """
         try:
-            found = self._running()
+            found = self.running()
             if isinstance(found, str):
                 return
             start, rank = found
@@ -106,8 +112,12 @@ class ExporterSource:
         if at < last:
             self._note(start, rank, last, caught_up=False, authenticated=self._token is not None, reachable=True)
 
-    def _running(self) -> tuple[Start, int] | Outcome:
-        """Ask which start of which rank the exporter serves."""
+    def running(self) -> tuple[Start, int] | Outcome:
+        """Ask which start of which rank the exporter serves, or what keeps it from saying so.
+
+        Raises:
+            Unanswered: it cannot be reached.
+        """
         reply = self._get("/api/v1/run")
         if reply.status in (401, 403):
             self._token = None
@@ -119,7 +129,7 @@ class ExporterSource:
         return _start_of(reply.body)
 
     def _poll(self) -> Outcome:
-        found = self._running()
+        found = self.running()
         if isinstance(found, str):
             return found
         start, rank = found
@@ -173,7 +183,7 @@ class ExporterSource:
             if page == 0 and upto < last:
                 self._note(start, rank, last, caught_up=False, authenticated=self._token is not None, reachable=True)
             if not self._put(Read(start, rank, after, upto, decoded.inputs)):
-                raise Unanswered("other", "stopping")
+                raise _Stopping
             self._positions.advance(start, rank, after, upto)
             if upto >= last:
                 break
@@ -268,6 +278,30 @@ class ExporterSource:
         if key not in self._said:
             self._said.add(key)
             self._log.warning(says, **fields)
+
+
+def probe(target: Target, limits: Limits) -> tuple[bool, str, str]:
+    """Ask an exporter once, for people: whether it can be read, its address, and what it says."""
+    source = ExporterSource(target, limits, Positions(), lambda read: True, _NoCounts())
+    what = f"source {target.address}"
+    try:
+        found = source.running()
+    except (Unanswered, _Broken) as error:
+        return False, what, str(error)
+    finally:
+        source.close()
+    if isinstance(found, str):
+        return found == "not_started", what, {"denied": f"refuses the token in {target.token_file}"}.get(found, found)
+    start, rank = found
+    return True, what, f"run {start.run}, attempt {start.attempt}, rank {rank}"
+
+
+class _NoCounts:
+    def malformed(self, lines: int) -> None:
+        """Nobody reads the counts of a probe."""
+
+    def missing(self, lines: int) -> None:
+        """Nobody reads the counts of a probe."""
 
 
 def _start_of(body: bytes) -> tuple[Start, int]:

@@ -134,6 +134,7 @@ class ToyExporter:
         self.requests: list[str] = []
         self.fault: Callable[[BaseHTTPRequestHandler, str], bool] | None = None
         self.first_held = 1
+        self.closed = False
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -141,6 +142,9 @@ class ToyExporter:
 
             def do_GET(self) -> None:
                 outer.requests.append(self.path)
+                if outer.closed:  # a kept-alive connection outlives the server's socket
+                    self.close_connection = True
+                    return
                 if outer.fault is not None and outer.fault(self, self.path):
                     return
                 outer.answer(self)
@@ -200,6 +204,7 @@ class ToyExporter:
         return reply(handler, 200, b"".join(line + b"\n" for line in wanted), headers)
 
     def close(self) -> None:
+        self.closed = True
         self.server.shutdown()
         self.server.server_close()
 

@@ -1,0 +1,6 @@
+"""``python -m trainwarden.rules.cli``: the same as the command ``trainwarden``."""
+
+from trainwarden.rules.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The daemon's API, asked over HTTP. The only place of the command line that does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+
+_TIMEOUT = (3.0, 10.0)
+
+
+class ApiError(RuntimeError):
+    """The daemon did not answer, or said no. The message is for the user."""
+
+
+def ask(url: str, path: str, params: dict[str, str] | None = None) -> Any:
+    """Return the ``data`` of an answer of the daemon at ``url``.
+
+    Raises:
+        ApiError: it cannot be reached, or answers with an error.
+    """
+    session = requests.Session()
+    session.trust_env = False
+    try:
+        response = session.get(f"{url.rstrip('/')}{path}", params=params, timeout=_TIMEOUT, allow_redirects=False)
+        body = response.json()
+    except requests.JSONDecodeError:
+        raise ApiError(f"{url}: answers, but not as a trainwarden daemon (is --url right?)") from None
+    except requests.RequestException as error:
+        raise ApiError(
+            f"{url}: no answer ({type(error).__name__}); is the daemon running, and is --url right?"
+        ) from None
+    finally:
+        session.close()
+    if not isinstance(body, dict) or body.get("status") != "success":
+        says = body.get("error", "") if isinstance(body, dict) else ""
+        raise ApiError(f"{url}: {says or f'HTTP {response.status_code}'}")
+    return body["data"]

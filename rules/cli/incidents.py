@@ -1,0 +1,83 @@
+"""``trainwarden incidents list|show``: what the running daemon found, through its API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from trainwarden.rules.cli.output import console, fail, write
+
+app = typer.Typer(no_args_is_help=True, help="Look at the incidents of a running daemon.")
+
+Url = Annotated[str, typer.Option("--url", envvar="TRAINWARDEN_URL", help="Address of the daemon's API.")]
+HERE = "http://127.0.0.1:17080"
+
+
+class Output(StrEnum):
+    """How the result is written."""
+
+    text = "text"
+    json = "json"
+
+
+@app.command("list")
+def list_incidents(
+    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
+    url: Url = HERE,
+) -> None:
+    """List incidents, newest first."""
+    wanted = {name: value for name, value in (("run", run), ("state", state)) if value is not None}
+    rows = _ask(url, "/api/v1/incidents", wanted)
+    if output is Output.json:
+        _write_json(rows)
+        return
+    from rich.table import Table
+
+    if not rows:
+        typer.echo("no incident")
+        return
+    table = Table(box=None, header_style="dim")
+    names = ("id", "run", "attempt", "onset_step", "state", "severity", "verdict", "cause", "action")
+    for name in names:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        row = {**row, "cause": (row.get("cause") or {}).get("name", "")}
+        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in names))
+    console().print(table)
+
+
+@app.command("show")
+def show_incident(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="The incident's id.")],
+    output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
+    url: Url = HERE,
+) -> None:
+    """Show one incident with its evidence, plan and timeline."""
+    from urllib.parse import quote
+
+    row = _ask(url, f"/api/v1/incidents/{quote(identity, safe='')}", None)
+    if output is Output.json:
+        _write_json(row)
+        return
+    from trainwarden.rules.replay.report import incident_to_text
+
+    incident_to_text(row, console())
+
+
+def _ask(url: str, path: str, params: dict[str, str] | None) -> Any:
+    from trainwarden.rules.cli.client import ApiError, ask
+
+    try:
+        return ask(url, path, params)
+    except ApiError as error:
+        fail(str(error))
+
+
+def _write_json(value: Any) -> None:
+    import msgspec
+
+    write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", None)

@@ -1,0 +1,148 @@
+"""The replay driver: feeds the core with a recording as the daemon would have, without a clock.
+
+Decisions depend on records and events. Only where the records pause are there ticks: there a hang shows, and there live time
+would have passed. Each start is seen once as a live, trusted source, so that policy acts on paper; nothing is delivered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from trainwarden.record import Event, Step
+from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
+from trainwarden.rules.core.feed import feed, new_state
+from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Start, Steps, Tick
+from trainwarden.rules.replay.journal import Placed
+
+#: Records of one stream that are fed at once. Any number gives the same answers.
+MOST_RECORDS = 256
+#: With several ranks: few, so that none runs ahead of the others by more than a core waits for.
+MOST_RECORDS_OF_RANKS = 16
+#: A pause shorter than this, in seconds, or than three usual intervals, brings no ticks.
+SHORTEST_PAUSE = 5.0
+TICKS_PER_PAUSE = 200
+
+
+class Outcome(msgspec.Struct):
+    """What a recording came to: the last row of each incident and notice, and what the records were."""
+
+    incidents: dict[str, dict[str, Any]] = {}
+    notices: dict[str, dict[str, Any]] = {}
+    messages: list[Deliver] = []
+    records: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    stride: int = 1
+    signals: dict[str, None] = {}
+
+
+class Replay:
+    """One core and the lines that are fed to it."""
+
+    def __init__(self, settings: Any, pack: Any) -> None:
+        self._state = new_state(msgspec.structs.replace(settings, mode="act", receiver=True), pack)
+        self._pending: dict[tuple[str, int], tuple[Start, int, list[Step]]] = {}
+        self._seen: dict[tuple[str, int], tuple[Start, int, int]] = {}
+        self._waiting = 0
+        self._newest = math.nan
+        self._start_id = ""
+        self._usual = math.nan
+        self.outcome = Outcome()
+
+    def run(self, lines: Iterable[Placed]) -> Outcome:
+        """Feed all lines and return what came of them."""
+        for start, rank, item in lines:
+            self._take(start, rank, item)
+        self._flush()
+        return self.outcome
+
+    def _take(self, start: Start, rank: int, item: Step | Event) -> None:
+        self._pause(start, item.time)
+        key = (start.start_id, rank)
+        if key not in self._seen:
+            self._flush()
+            self._feed(_source(start, rank, item.time, 0))
+        self._seen[key] = (start, rank, item.seq)
+        if isinstance(item, Event):
+            self._flush()
+            self._feed(Happened(start, rank, item))
+            return
+        self._count(rank, item)
+        self._pending.setdefault(key, (start, rank, []))[2].append(item)
+        self._waiting += 1
+        ranks = len(self._pending)
+        if self._waiting >= (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks):
+            self._flush()
+
+    def _pause(self, start: Start, time: float) -> None:
+        """Feed the ticks of a pause before ``time``, if there was one."""
+        gap = time - self._newest
+        if not math.isnan(gap):
+            if gap > SHORTEST_PAUSE and not gap <= 3 * self._usual:
+                self._flush()
+                self._tick(self._newest, time, alive=start.start_id == self._start_id)
+            elif gap > 0:
+                self._usual = gap if math.isnan(self._usual) else self._usual + 0.05 * (gap - self._usual)
+        self._newest = time if math.isnan(self._newest) else max(self._newest, time)
+        self._start_id = start.start_id
+
+    def _tick(self, since: float, until: float, *, alive: bool) -> None:
+        """Let time pass. If the same start goes on afterwards its exporter was there all the time, else it was not."""
+        spacing = max(1.0, (until - since) / TICKS_PER_PAUSE)
+        current = [seen for seen in self._seen.values() if seen[0].start_id == self._start_id]
+        at = since + spacing
+        while at < until:
+            for start, rank, seq in current:
+                self._feed(_source(start, rank, at, seq, reachable=alive))
+            self._feed(Tick(at))
+            at += spacing
+        if alive:
+            for start, rank, _ in current:
+                self._feed(_source(start, rank, until, 0))
+
+    def _flush(self) -> None:
+        for start, rank, records in self._pending.values():
+            self._feed(Steps(start, rank, tuple(records)))
+        self._pending.clear()
+        self._waiting = 0
+
+    def _feed(self, value: Input) -> None:
+        for effect in feed(self._state, value):
+            self._apply(effect)
+
+    def _apply(self, effect: Effect) -> None:
+        if isinstance(effect, Save):
+            rows = self.outcome.incidents if effect.kind == "incident" else self.outcome.notices
+            rows[effect.key] = effect.row
+        elif isinstance(effect, Deliver):
+            self.outcome.messages.append(effect)
+        elif isinstance(effect, Query):
+            answer = Observation(effect.query_id, self._newest, error="replay has no source of outside evidence")
+            self._feed(answer)
+
+    def _count(self, rank: int, record: Step) -> None:
+        outcome = self.outcome
+        if rank == min(rank for _, rank, _ in self._seen.values()):
+            outcome.records += 1
+        first, last = outcome.first_step, outcome.last_step
+        outcome.first_step = record.step if first is None else min(first, record.step)
+        outcome.last_step = record.step if last is None else max(last, record.step)
+        outcome.stride = record.stride
+        outcome.signals.update(dict.fromkeys(record.signals))
+
+
+def _source(start: Start, rank: int, time: float, seq: int, *, reachable: bool = True) -> SourceSeen:
+    return SourceSeen(
+        start=start,
+        rank=rank,
+        time=time,
+        last_seq=seq,
+        caught_up=reachable,
+        authenticated=reachable,
+        may_act=True,
+        reachable=reachable,
+    )

@@ -1,0 +1,126 @@
+"""The daemon's configuration: all errors at once with their places, secrets, precedence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainwarden.rules.config import ConfigError, check_address, read_config, read_secret, read_webhook_secret
+from trainwarden.rules.fields import seconds
+
+GOOD = """\
+listen: 127.0.0.1:17080
+sources:
+  - targets: ["127.0.0.1:17070"]
+    token_file: ./token
+  - folder: ".trainwarden/*/targets"
+poll_interval: 500ms
+receiver: {url: "http://127.0.0.1:17090/webhook", secret_file: ./secret}
+"""
+
+
+def errors_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_config(text, "t.yml", Path("/somewhere"))
+    return caught.value.errors
+
+
+def test_a_good_file_is_read_with_its_defaults() -> None:
+    config = read_config(GOOD, "t.yml", Path("/somewhere"))
+    assert config.poll_interval == 0.5
+    assert config.policy.mode == "observe"
+    assert config.rules == ["default"]
+    assert config.sources[1].folder == ".trainwarden/*/targets"
+    assert config.path("./token") == Path("/somewhere/token")
+    assert config.path("/abs") == Path("/abs")
+
+
+def test_every_error_of_a_file_is_said_at_once_with_line_and_column() -> None:
+    errors = errors_of(
+        """\
+listn: 127.0.0.1:17080
+sources:
+  - targets: ["127.0.0.1"]
+  - {}
+poll_interval: soon
+policy: {mode: obey, max_rollbacks: -1}
+receiver: {url: "ftp://x"}
+"""
+    )
+    says = "\n".join(errors)
+    for part in (
+        "t.yml:1:1: listn: unknown field; did you mean listen?",
+        "t.yml:3:5: sources[0]: '127.0.0.1' is not host:port",
+        "t.yml:4:5: sources[1]: give either targets or folder",
+        "t.yml:5:16: poll_interval: 'soon' is no duration",
+        "t.yml:6:16: policy.mode:",
+        "t.yml:6:37: policy.max_rollbacks:",
+        "t.yml:7:11: receiver: field secret_file is missing",
+    ):
+        assert part in says
+    assert len(errors) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "field sources is missing"),
+        ("[]", "expected an object"),
+        ("sources: []", "give at least one"),
+        ("sources: [{targets: [a:1]}]\nbase: /etc", "t.yml:2:1: base: unknown field"),
+        ("sources: [{targets: [a:1]}]\nsources: []", "t.yml:2:1"),
+        ("sources: [{targets: [a:1]}]\nqueue_size: 0", "queue_size"),
+        ("sources: [{targets: [a:1], folder: x}]", "give either targets or folder"),
+        ("sources: {targets: [a:1]}", "sources: "),
+        ("sources: [", "t.yml:1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_reason(text: str, says: str) -> None:
+    assert says in "\n".join(errors_of(text))
+
+
+def test_overrides_win_over_the_file() -> None:
+    overrides = {"listen": "127.0.0.1:1", "mode": "act", "log_level": None, "poll_interval": "3s"}
+    config = read_config(GOOD, "t.yml", Path(), overrides)
+    assert (config.listen, config.policy.mode, config.poll_interval) == ("127.0.0.1:1", "act", 3.0)
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU=\n")
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="other users can read it"):
+        read_secret(path)
+    path.chmod(0o600)
+    assert read_webhook_secret(path).startswith("whsec_")
+    path.write_text("short")
+    with pytest.raises(ConfigError, match="secret"):
+        read_webhook_secret(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        read_secret(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_secret(tmp_path / "absent")
+
+
+def test_durations_have_units() -> None:
+    assert [float(seconds(text)) for text in ("500ms", "2s", "5m", "1h", "1d", 3, "1.5")] == [
+        0.5,
+        2,
+        300,
+        3600,
+        86400,
+        3,
+        1.5,
+    ]
+    for wrong in ("", "s", "-1s", "0", "1w", True):
+        with pytest.raises(ValueError, match="duration"):
+            seconds(wrong)
+
+
+def test_addresses_are_host_and_port() -> None:
+    assert check_address("[::1]:80") == ("::1", 80)
+    for wrong in ("", "x", ":80", "x:", "x:99999", "http://x:1/"):
+        with pytest.raises(ValueError, match="host:port"):
+            check_address(wrong)
