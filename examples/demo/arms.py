@@ -35,6 +35,15 @@ receiver:
   secret_file: secret
 """
 
+RECEIVER_CONFIG = """\
+# Written by `trainwarden demo`.
+listen: {receiver}
+secret_file: {ops}/secret
+db: {ops}/receiver.db
+roots: ["{runs}"]
+checkpoints: ["{checkpoints}"]   # a plan's target must lie in one of these folders
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -68,13 +77,22 @@ def substitute(layout: Layout, arm: str, ranges: Ranges) -> None:
 
 
 def configure(layout: Layout) -> Addresses:
-    """Write the daemon's configuration and the secret that it shares with the receiver."""
+    """Write the configuration of daemon and receiver, and the secret that they share."""
     addresses = Addresses(*_free_addresses())
     secret = layout.ops / "secret"
     secret.touch(mode=0o600)
     secret.write_text(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
-    text = DAEMON_CONFIG.format(daemon=addresses.daemon, receiver=addresses.receiver, runs=layout.runs("treated"))
-    (layout.ops / "trainwarden.yml").write_text(text)
+    values = {
+        "daemon": addresses.daemon,
+        "receiver": addresses.receiver,
+        "ops": layout.ops,
+        "runs": layout.runs("treated"),
+        "checkpoints": layout.arm("treated") / "checkpoints",
+    }
+    for name, text in (("trainwarden.yml", DAEMON_CONFIG), ("receiver.yml", RECEIVER_CONFIG)):
+        (layout.ops / name).write_text(text.format(**values))
+    for folder in (values["runs"], values["checkpoints"]):
+        Path(folder).mkdir()
     return addresses
 
 
@@ -83,12 +101,9 @@ def daemon_command(layout: Layout) -> list[str]:
     return [*trainwarden(), "run", "--config", str(layout.ops / "trainwarden.yml")]
 
 
-def receiver_command(layout: Layout, addresses: Addresses) -> list[str]:
+def receiver_command(layout: Layout) -> list[str]:
     """Return the receiver's command line."""
-    return [
-        *(*trainwarden(), "receiver", "--listen", addresses.receiver, "--root", str(layout.runs("treated"))),
-        *("--secret-file", str(layout.ops / "secret"), "--db", str(layout.ops / "receiver.db")),
-    ]
+    return [*trainwarden(), "receiver", "--config", str(layout.ops / "receiver.yml")]
 
 
 def supervise_command(layout: Layout, seed: int, scale: Scale) -> list[str]:

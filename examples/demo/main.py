@@ -124,12 +124,13 @@ def _treat(screen: Screen, layout: Layout, seed: int, scale: Scale) -> list[dict
     with ending([]) as processes:
         daemon = start("the daemon", arms.daemon_command(layout), arms.log_of(layout, "daemon"))
         processes.append(daemon)
-        command = arms.receiver_command(layout, addresses)
-        receiver = start("the receiver", command, arms.log_of(layout, "receiver"))
+        receiver = start("the receiver", arms.receiver_command(layout), arms.log_of(layout, "receiver"))
         processes.append(receiver)
         _wait_for(lambda: is_up(addresses.daemon) and is_up(addresses.receiver), [daemon, receiver])
         screen.say("daemon", f"trainwarden run --config {layout.ops / 'trainwarden.yml'}  (http://{addresses.daemon})")
-        screen.say("receiver", f"trainwarden receiver --listen {addresses.receiver} --root {layout.runs('treated')}")
+        screen.say(
+            "receiver", f"trainwarden receiver --config {layout.ops / 'receiver.yml'}  (http://{addresses.receiver})"
+        )
         trainer = start("the training", arms.supervise_command(layout, seed, scale), arms.log_of(layout, "train"))
         processes.append(trainer)
         screen.say("supervisor", "trainwarden supervise --run demo -- python -m trainwarden.demo.train …")

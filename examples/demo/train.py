@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"step {step:5}  loss {loss.item():.3f}", flush=True)
         if asked_to_stop.is_set():
             save()
-            exporter.close()
+            exporter.close("signal", 128 + signal.SIGTERM)  # trainwarden
             sys.exit(128 + signal.SIGTERM)
         if scale.checkpoint_every and step % scale.checkpoint_every == 0:
             save()
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     exporter.event("evaluation", dataset="held out", loss=held_out_loss)
     write_json(options.out / "heldout.json", {"step": step, "loss": held_out_loss})
     print(f"step {step:5}  held-out loss {held_out_loss:.4f}", flush=True)
-    exporter.close()
+    exporter.close()  # trainwarden: also done at exit; here it waits for readers before the process says goodbye
 
 
 def lr_share(step: int, scale: Scale) -> float:
@@ -131,7 +131,8 @@ def write(path: Path, step: int, model: Any, optimizer: Any, scheduler: Any, loa
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
-        "loader": loader.state_dict(),
+        # TRAINWARDEN_DISABLE=1 hands the plain loader back, which has no position to save
+        "loader": loader.state_dict() if hasattr(loader, "state_dict") else None,
         "rng": torch.get_rng_state(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,8 @@ def load(path: Path, model: Any, optimizer: Any, scheduler: Any, loader: Any) ->
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
-    loader.load_state_dict(state["loader"])
+    if state["loader"] is not None:
+        loader.load_state_dict(state["loader"])
     torch.set_rng_state(state["rng"])
     step: int = state["step"]
     return step
