@@ -6,11 +6,11 @@ What daemon and receiver get is written here and nowhere else, and none of it de
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 import socket
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainwarden.plan import Ledger, LedgerEntry
 from trainwarden.record import Ranges
@@ -19,6 +19,7 @@ from .layout import RUN, Layout
 from .processes import Process, start, trainwarden
 from .scale import Scale
 
+# Every value is put in as a JSON string, which is also a YAML string, whatever characters the path holds.
 DAEMON_CONFIG = """\
 # Written by `trainwarden demo`.
 listen: {daemon}
@@ -26,22 +27,22 @@ state: trainwarden.db
 poll_interval: 500ms
 tick_interval: 500ms
 sources:
-  - folder: "{runs}/*/targets"
+  - folder: {targets}
 policy:
   mode: act                # without this line it observes and notifies, and never acts
 receiver:
-  url: "http://{receiver}/webhook"
-  status_url: "http://{receiver}/api/v1/requests"
-  secret_file: secret
+  url: {webhook}
+  status_url: {requests}
+  secret_file: {secret}
 """
 
 RECEIVER_CONFIG = """\
 # Written by `trainwarden demo`.
 listen: {receiver}
-secret_file: {ops}/secret
-db: {ops}/receiver.db
-roots: ["{runs}"]
-checkpoints: ["{checkpoints}"]   # a plan's target must lie in one of these folders
+secret_file: {secret}
+db: {db}
+roots: [{runs}]
+checkpoints: [{checkpoints}]   # a plan's target must lie in one of these folders, or in a root
 """
 
 
@@ -82,17 +83,23 @@ def configure(layout: Layout) -> Addresses:
     secret = layout.ops / "secret"
     secret.touch(mode=0o600)
     secret.write_text(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
+    runs, checkpoints = layout.runs("treated"), layout.arm("treated") / "checkpoints"
+    for folder in (runs, checkpoints):
+        folder.mkdir()
     values = {
         "daemon": addresses.daemon,
+        "targets": f"{runs}/*/targets",
+        "webhook": f"http://{addresses.receiver}/webhook",
+        "requests": f"http://{addresses.receiver}/api/v1/requests",
+        "secret": secret,
         "receiver": addresses.receiver,
-        "ops": layout.ops,
-        "runs": layout.runs("treated"),
-        "checkpoints": layout.arm("treated") / "checkpoints",
+        "db": layout.ops / "receiver.db",
+        "runs": runs,
+        "checkpoints": checkpoints,
     }
+    quoted = {name: json.dumps(str(value)) for name, value in values.items()}
     for name, text in (("trainwarden.yml", DAEMON_CONFIG), ("receiver.yml", RECEIVER_CONFIG)):
-        (layout.ops / name).write_text(text.format(**values))
-    for folder in (values["runs"], values["checkpoints"]):
-        Path(folder).mkdir()
+        (layout.ops / name).write_text(text.format(**quoted))
     return addresses
 
 
