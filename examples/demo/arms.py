@@ -6,11 +6,13 @@ What daemon and receiver get is written here and nowhere else, and none of it de
 from __future__ import annotations
 
 import base64
+import glob
 import json
 import secrets
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainwarden.plan import Ledger, LedgerEntry
 from trainwarden.record import Ranges
@@ -88,7 +90,7 @@ def configure(layout: Layout) -> Addresses:
         folder.mkdir()
     values = {
         "daemon": addresses.daemon,
-        "targets": f"{runs}/*/targets",
+        "targets": f"{glob.escape(str(runs))}/*/targets",
         "webhook": f"http://{addresses.receiver}/webhook",
         "requests": f"http://{addresses.receiver}/api/v1/requests",
         "secret": secret,
