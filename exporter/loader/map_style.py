@@ -6,6 +6,7 @@ data set draws at random while it reads a row is its own affair and not replayed
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ class MapStyleLoader:
         self._position = 0
         self._begun = False
         self._tally = Tally()
-        self._live: _Pass | None = None
+        self._passes = 0
         self._sampler = _Sampler(self)
         self._own_generator = torch.Generator() if loader.generator is None else None
         self._inner = _rebuilt(loader, self._sampler, blueprint.batched, self._own_generator)
@@ -190,10 +191,10 @@ class MapStyleLoader:
         if self._own_generator is not None:
             # Workers are seeded from here, not from the global generator: restoring that one restores the run.
             self._own_generator.manual_seed(key(self._seed, _WORKER_SEEDS, self._epoch) >> 1)
-        self._live = _Pass(self, self._epoch, self._batches.begin(self._epoch, self._position))
-        self._sampler.follow(self._live)
-        self._live.batches = iter(self._inner)
-        return self._live
+        self._passes += 1
+        cuts: deque[Batch] = deque()
+        self._sampler.follow(self._batches.begin(self._epoch, self._position), cuts)
+        return _Pass(self, self._passes, self._epoch, iter(self._inner), cuts)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be this epoch; from its beginning, unless the loaded position lies in it."""
@@ -222,7 +223,7 @@ class MapStyleLoader:
                 f"the loader's state has position {position} in an epoch of {self._order.size(epoch)} samples"
             )
         self._epoch, self._position, self._begun = epoch, position, False
-        self._live = None
+        self._passes += 1  # a pass that is still open counts for nothing from here on
 
     def consumed(self) -> Consumed | None:
         """Return what was handed out since the last call, or None; lets go of the batches."""
@@ -230,7 +231,7 @@ class MapStyleLoader:
 
     def hand_out(self, passing: _Pass, batch: Any, cut: Batch) -> None:
         """Count a batch that a pass hands to the trainer. Only the newest pass moves the position."""
-        if passing is not self._live:
+        if passing.number != self._passes:
             return
         self._epoch, self._position, self._begun = passing.epoch, cut.end, True
         self._tally.add(
@@ -245,59 +246,69 @@ class MapStyleLoader:
 
     def finish(self, passing: _Pass) -> None:
         """Go to the beginning of the next epoch, at the end of a pass."""
-        if passing is self._live:
+        if passing.number == self._passes:
             self._epoch, self._position, self._begun = passing.epoch + 1, 0, False
-            self._live = None
+            self._passes += 1
 
 
 class _Pass:
-    """One pass over the rest of an epoch. ``cuts`` holds what was given to the workers and not yet handed out."""
+    """One pass over the rest of an epoch. ``cuts`` holds what was given to the workers and not yet handed out.
 
-    def __init__(self, owner: MapStyleLoader, epoch: int, planned: Iterator[Batch]) -> None:
+    Nothing but the trainer holds a pass: when it is let go, so are its workers, as with torch's own.
+    """
+
+    def __init__(
+        self, owner: MapStyleLoader, number: int, epoch: int, batches: Iterator[Any], cuts: deque[Batch]
+    ) -> None:
+        self.number = number
         self.epoch = epoch
-        self.batches: Iterator[Any] = iter(())
-        self.cuts: deque[Batch] = deque()
-        self.planned = planned
         self._owner = owner
+        self._batches = batches
+        self._cuts = cuts
 
     def __iter__(self) -> _Pass:
         return self
 
     def __next__(self) -> Any:
         try:
-            batch = next(self.batches)
+            batch = next(self._batches)
         except StopIteration:
             self._owner.finish(self)
             raise
-        self._owner.hand_out(self, batch, self.cuts.popleft())
+        self._owner.hand_out(self, batch, self._cuts.popleft())
         return batch
 
 
 class _Sampler:
-    """The batch sampler that a rebuilt DataLoader draws from; torch asks for its iterator once a pass."""
+    """The batch sampler that a rebuilt DataLoader draws from; torch asks for its iterator at least once a pass."""
 
     def __init__(self, owner: MapStyleLoader) -> None:
-        self._owner = owner
-        self._pass: _Pass | None = None
+        # No circle through a DataLoader: collecting one leaves its workers to find out by themselves, 5 s for each.
+        self._owner = weakref.ref(owner)
+        self._planned: Iterator[Batch] = iter(())
+        self._cuts: deque[Batch] = deque()
         self.batched = True
 
-    def follow(self, passing: _Pass) -> None:
-        """Let the next iterator be that of this pass."""
-        self._pass = passing
+    def follow(self, planned: Iterator[Batch], cuts: deque[Batch]) -> None:
+        """Let the iterators that torch asks for from now on draw these batches, noting each in ``cuts``."""
+        self._planned, self._cuts = planned, cuts
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`MapStyleLoader.set_epoch`."""
-        self._owner.set_epoch(epoch)
+        owner = self._owner()
+        if owner is not None:
+            owner.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._owner)
+        owner = self._owner()
+        return 0 if owner is None else len(owner)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._draw(self._pass) if self._pass is not None else iter(())
+        return self._draw(self._planned, self._cuts)
 
-    def _draw(self, passing: _Pass) -> Iterator[Any]:
-        for cut in passing.planned:
-            passing.cuts.append(cut)
+    def _draw(self, planned: Iterator[Batch], cuts: deque[Batch]) -> Iterator[Any]:
+        for cut in planned:
+            cuts.append(cut)
             yield cut.rows if self.batched else cut.rows[0]
 
 

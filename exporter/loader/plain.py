@@ -41,3 +41,4 @@ class PlainLoader(Stream):
         """Continue after the position of ``state``; raises LoaderStateError where the data would be other data."""
         self._epoch, self._position = read_state(state, self.kind, {})
         self._begun = False
+        self._passes += 1

@@ -61,7 +61,7 @@ class StatefulLoader(Stream):
             return
         self._epoch, self._position = read_state(state, self.kind, self._identity())
         self._begun = False
-        self._live = None
+        self._passes += 1
         self._inner.load_state_dict(state["inner"])  # type: ignore[attr-defined]
 
     def _identity(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Stream:
         self._position = 0
         self._begun = False
         self._tally = Tally()
-        self._live: _StreamPass | None = None
+        self._passes = 0
 
     @property
     def epoch(self) -> int:
@@ -98,24 +98,24 @@ class Stream:
         batches = iter(self._inner)
         if self._begun and batches is not self._inner:  # an iterator goes on where it is: that is no new epoch
             self._epoch, self._position, self._begun = self._epoch + 1, 0, False
-        self._live = _StreamPass(self, batches)
-        return self._live
+        self._passes += 1
+        return _StreamPass(self, self._passes, batches)
 
     def consumed(self) -> Consumed | None:
         """Return what was handed out since the last call, or None; lets go of the batches."""
         return self._tally.take()
 
-    def next_batch(self, passing: _StreamPass, batches: Iterator[Any]) -> Any:
-        """Return the next batch that is not skipped, counting all that go by."""
+    def next_batch(self, number: int, batches: Iterator[Any]) -> Any:
+        """Return the next batch of a pass that is not skipped; only the newest pass is counted."""
         while True:
             try:
                 batch = next(batches)
             except StopIteration:
-                if passing is self._live:
+                if number == self._passes:
                     self._epoch, self._position, self._begun = self._epoch + 1, 0, False
-                    self._live = None
+                    self._passes += 1
                 raise
-            if passing is not self._live:
+            if number != self._passes:
                 return batch
             size = samples_in(batch)
             size = (self.batch_size or 1) if size is None else size
@@ -135,12 +135,13 @@ class Stream:
 class _StreamPass:
     """One pass over a stream."""
 
-    def __init__(self, owner: Stream, batches: Iterator[Any]) -> None:
+    def __init__(self, owner: Stream, number: int, batches: Iterator[Any]) -> None:
         self._owner = owner
+        self._number = number
         self._batches = batches
 
     def __iter__(self) -> _StreamPass:
         return self
 
     def __next__(self) -> Any:
-        return self._owner.next_batch(self, self._batches)
+        return self._owner.next_batch(self._number, self._batches)
