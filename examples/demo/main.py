@@ -22,6 +22,7 @@ from .screen import Screen
 from .story import IncidentStory, RunStory
 from .summary import broken_promises, change, summarise, write
 
+_WIDTH_OF_A_FILE = 120
 _BEAT = 0.25  # seconds between two looks at everything
 _UP_SECONDS = 60.0  # for daemon and receiver to answer
 _AFTER_SECONDS = 30.0  # for the daemon to close the incident once the training has ended
@@ -42,7 +43,10 @@ def main(arguments: list[str]) -> int:
 
 def run(seed: int = 2, folder: Path = Path(".demo"), scale: Scale = FULL, console: Console | None = None) -> int:
     """Run the demo, leave its summary in ``folder`` and return the exit code: 0 if it kept all of its promises."""
-    screen = Screen(console or Console())
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_WIDTH_OF_A_FILE)
+    screen = Screen(console)
     try:
         with screen:
             layout = prepare(folder)
@@ -83,16 +87,13 @@ def lay_out(layout: Layout, seed: int, scale: Scale) -> Answer:
 def _introduce(screen: Screen, layout: Layout, seed: int, scale: Scale) -> None:
     index = json.loads((layout.data / "index.json").read_text())
     screen.title(f"trainwarden demo, seed {seed}")
-    for line in (
+    screen.plain(
         f"A byte-level GPT ({scale.layers} layers of width {scale.width}) learns the Python standard library's sources for "
-        f"{scale.steps} steps:",
-        f"{index['shards'][-1][2]} rows of {index['row_bytes']} bytes in {len(index['shards'])} shards, read in blocks. "
-        "AdamW, beta2 0.999.",
-        "There is no gradient clipping: it would have limited the damage, and the damage is what is to be seen here.",
-        "One shard after the middle of the run is poisoned: long repeats and binary junk. The daemon that watches and the",
-        "receiver that acts are not told where.",
-    ):
-        screen.plain(line)
+        f"{scale.steps} steps: {index['shards'][-1][2]} rows of {index['row_bytes']} bytes in {len(index['shards'])} shards, "
+        "read in blocks, AdamW with beta2 0.999. There is no gradient clipping: it would have limited the damage, and the "
+        "damage is what is to be seen here. One shard after the middle of the run is poisoned with long repeats and binary "
+        "junk. The daemon that watches and the receiver that acts are not told where."
+    )
 
 
 def _compare(screen: Screen, layout: Layout, answer: Answer, seed: int, scale: Scale) -> None:

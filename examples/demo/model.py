@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,6 +57,10 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.apply(_initialise)
+        # GPT-2's way: what is added to the stream in each of 2 · layers places starts smaller, so that the sum does not grow.
+        for name, weight in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map bytes ``(batch, time)`` to logits of the next byte ``(batch, time, 256)``."""
