@@ -136,6 +136,11 @@ class Exporter:
         """The id of this start, or None where the exporter is off."""
         return self._parts.identity.start_id if self._parts is not None else None
 
+    @property
+    def notices(self) -> list[str]:
+        """What went wrong or was done without so far, one sentence each."""
+        return self._notices.said
+
     def wrap(
         self,
         loader: Any,
@@ -320,7 +325,8 @@ class Exporter:
             plan_applied=applied,
             notices=[*resume.notices, *([] if loader is None else loader.notices), *self._notices.said],
         )
-        parts.observer.begin(self._step + 1)
+        if resumed:  # without, the first step's sheet is open already
+            parts.observer.begin(self._step + 1)
         begun, rank = self._step, parts.identity.rank
         parts.drain.submit(
             Call(lambda: parts.recorder.begin(begun, lambda: list(parts.folder.journal_files(rank))[::-1]))

@@ -136,7 +136,7 @@ class Observer:
             params=[self._watched.params[index] for index in indices],
             gradients=gradients,
             indices=indices,
-            grad_scale=getattr(optimizer, "grad_scale", None),
+            grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
         )
         self._open[id(optimizer)] = update
         self._show("before", update, due=self.sheet.due)
@@ -246,3 +246,8 @@ def _closure(args: Any, kwargs: Any) -> bool:
 def _capturing() -> bool:
     """Say whether a CUDA graph is being captured: what ran now would become part of it."""
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy of a tensor that its owner goes on writing."""
+    return None if tensor is None else tensor.detach().clone()
