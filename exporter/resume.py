@@ -234,7 +234,8 @@ def _ask_loader(plan: Plan, loader: WatchedLoader | None, refused: dict[str, str
             if is_asked:
                 refused[name] = "no loader is wrapped: exporter.wrap(loader) is what carries out skips"
         return
-    asked["skip_mode"] = asked["skip_samples"] or asked["exclude"]
+    # The loader speaks of all plans so far; this one asked for substitution or it did not.
+    asked["skip_mode"] = plan.skip_mode == "substitute" and any(asked.values())
     for name, reason in loader.refused.items():
         if asked.get(name):
             refused[name] = reason
