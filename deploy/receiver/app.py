@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from .intake import Intake
-from .ledger import Ledger
+from .ledger import DatabaseError, Ledger
 from .metrics import Metrics
 
 #: Longest body in bytes: Standard Webhooks advises 20 kB; long lists of skips need more.
@@ -57,7 +56,7 @@ def make_app(intake: Intake, ledger: Ledger, metrics: Metrics, works: Callable[[
     def ready(_: Request) -> Response:
         try:
             ledger.pending()
-        except sqlite3.Error as error:
+        except DatabaseError as error:
             return PlainTextResponse(f"the ledger cannot be read: {error}\n", 503)
         return PlainTextResponse("ready\n") if works() else PlainTextResponse("nothing is carried out\n", 503)
 

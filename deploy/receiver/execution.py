@@ -20,28 +20,38 @@ from trainwarden.runfolder import RunFolder
 from trainwarden.webhook import Request, decode_envelope, expired
 
 from . import planfiles
-from .ledger import Ledger, Row, Status
+from .ledger import DatabaseError, Ledger, Row, Status
 from .metrics import Metrics
 from .schedulers.scheduler import Scheduler, SchedulerError, Situation, StaleError
 
 _log = structlog.get_logger("receiver")
 
-#: How often a request under way is looked at, and how often old rows are forgotten, in seconds.
+#: How often a request under way is looked at, how long to wait after trouble with the ledger, and how often old
+#: rows are forgotten, in seconds.
 PACE = 0.25
+PAUSE = 5.0
 TIDY_EVERY = 3600.0
 
 
-class Execution(threading.Thread):
-    """The thread that carries requests out. Start it, :meth:`wake` it after an acceptance, :meth:`finish` it."""
+class Execution:
+    """Carries requests out on a thread of its own. :meth:`start` it, :meth:`wake` it after an acceptance, :meth:`finish` it."""
 
     def __init__(self, ledger: Ledger, scheduler: Scheduler, metrics: Metrics) -> None:
-        super().__init__(name="execution", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
         self._ledger = ledger
         self._scheduler = scheduler
         self._metrics = metrics
         self._woken = threading.Event()
         self._over = False
         self._troubles: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def works(self) -> bool:
+        """Say whether the thread is alive."""
+        return self._thread.is_alive()
 
     def wake(self) -> None:
         """Look at the ledger now."""
@@ -51,23 +61,32 @@ class Execution(threading.Thread):
         """End the thread after its present step; what is under way goes on with the next process."""
         self._over = True
         self._woken.set()
-        self.join(15)
+        self._thread.join(15)
 
-    def run(self) -> None:
-        """Advance every pending request until :meth:`finish`."""
+    def _run(self) -> None:
         tidy = 0.0
         while not self._over:
-            pending = self._ledger.pending()
-            for row in pending:
-                try:
-                    self.advance(row, datetime.now(UTC))
-                except Exception as error:  # one poisoned row must not keep the others waiting
-                    self._trouble(row, f"{type(error).__name__}: {error}")
-            if time.monotonic() >= tidy:
-                self._ledger.forget(time.time())
-                tidy = time.monotonic() + TIDY_EVERY
+            pending: list[Row] = []
+            try:
+                pending = self._ledger.pending()
+                for row in pending:
+                    self._try(row)
+                if time.monotonic() >= tidy:
+                    self._ledger.forget(time.time())
+                    tidy = time.monotonic() + TIDY_EVERY
+            except DatabaseError as error:  # a full disk: the rows are still there when it has room again
+                _log.error("ledger", detail=str(error))
+                self._woken.wait(PAUSE)
             self._woken.wait(PACE if pending else 30.0)
             self._woken.clear()
+
+    def _try(self, row: Row) -> None:
+        try:
+            self.advance(row, datetime.now(UTC))
+        except DatabaseError:
+            raise
+        except Exception as error:  # one poisoned row must not keep the others waiting
+            self._trouble(row, f"{type(error).__name__}: {error}")
 
     def advance(self, row: Row, now: datetime) -> None:
         """Do what is missing for one accepted request. Safe to repeat at any time."""

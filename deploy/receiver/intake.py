@@ -7,7 +7,6 @@ plan, target, space, scheduler. A refusal changes nothing and does not take the 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +56,7 @@ class Intake:
         self._checkpoints = checkpoints
         self._metrics = metrics
         self._wake = wake
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: dict[str, threading.Lock] = {}
 
     def take(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Verify one request and answer it; see the module for the order."""
@@ -70,7 +69,7 @@ class Intake:
         self._metrics.last_request.set(now.timestamp())
         try:
             envelope = decode_envelope(body)
-            with self._locks[envelope.data.run_uid]:
+            with self._locks.setdefault(envelope.data.run_uid, threading.Lock()):
                 return self._judge(request_id, envelope, body, now)
         except WebhookError as error:
             _log.warning("invalid", id=request_id, detail=str(error))
@@ -140,16 +139,18 @@ class Intake:
             return
         try:
             situation = self._scheduler.look(run)
-            verification.check_situation(request, action, situation)
+            verification.check_attempt(request, situation)
             verification.check_plan(request, action)
             if action == "rollback":
+                verification.check_restart(request, situation)
                 verification.check_targets(run, request.plan, situation.folder, self._checkpoints)
             if action != "stop":
                 verification.check_space(run, request.plan)
             # Looked at again with the next start held back: what is verified here is what will be carried out.
             with self._scheduler.frozen(run, request.attempt) as situation:
-                verification.check_situation(request, action, situation)
+                verification.check_attempt(request, situation)
                 if action == "rollback":
+                    verification.check_restart(request, situation)
                     self._write_with_plan(row, run, envelope)
                 else:
                     self._write(row)

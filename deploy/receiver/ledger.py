@@ -50,6 +50,10 @@ CREATE TABLE IF NOT EXISTS refusals (
 _COLUMNS = "id, run_uid, run, attempt, action, plan_id, folder, body, status, reason, detail, received, updated"
 
 
+#: What every call can raise when the file cannot be read or written.
+DatabaseError = sqlite3.Error
+
+
 class FencedError(Exception):
     """Another request has won this attempt; the argument is its id."""
 
@@ -90,7 +94,7 @@ class Ledger:
 
         Raises:
             OSError: the folder does not exist or cannot be written.
-            sqlite3.Error: the file is no database, or damaged.
+            DatabaseError: the file is no database, or damaged.
         """
         path.touch(mode=0o600)
         self._lock = threading.Lock()
@@ -110,7 +114,7 @@ class Ledger:
 
         Raises:
             FencedError: another request ends this attempt already.
-            sqlite3.Error: it could not be written.
+            DatabaseError: it could not be written.
         """
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,25 +45,12 @@ def serve(settings: Settings) -> None:
     """
     _log_to_stderr()
     with _server(settings) as (server, listener, url):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)  # uvicorn raises again what ended it: that must not end the tidying
         _log.info("listening", url=url, roots=",".join(settings.roots))
         notify("READY=1")
         server.run(sockets=[listener])
         notify("STOPPING=1")
-
-
-@contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    """Serve on a thread of this process during the block, and yield the URL. Raises as :func:`serve`."""
-    _log_to_stderr()
-    with _server(settings) as (server, listener, url):
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="receiver", daemon=True)
-        thread.start()
-        _log.info("listening", url=url, roots=",".join(settings.roots))
-        try:
-            yield url
-        finally:
-            server.should_exit = True
-            thread.join(10)
 
 
 @contextlib.contextmanager
@@ -91,7 +78,7 @@ def _server(settings: Settings) -> Iterator[tuple[uvicorn.Server, socket.socket,
         execution.start()
         stack.callback(execution.finish)
         config = uvicorn.Config(
-            make_app(intake, ledger, metrics, execution.is_alive),
+            make_app(intake, ledger, metrics, execution.works),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -23,6 +23,7 @@ from trainwarden.runfolder import RunFolder, RunFolderError
 
 from . import locks, processes, restarts
 from .control import Answer, Command, Desk, Live
+from .readiness import notify
 from .state import Phase, State, write_state
 
 #: Signals that end the run: passed on to the trainer, no restart after them.
@@ -255,6 +256,8 @@ class Supervisor:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainwarden.receiver.keeper", str(theirs.fileno()), str(self._lock)],
                 pass_fds=(theirs.fileno(), self._lock),
+                # What systemd is told of this service, the supervisor tells.
+                env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -298,6 +301,7 @@ class Supervisor:
             if state.phase == "starting":
                 state.phase = "running"
             self._save()
+            notify("READY=1")
             plan = f" with plan {state.plan_id}" if state.plan_id else ""
             self._say(f"attempt {state.attempt} started{plan}, pid {state.trainer.pid}")
         elif "failed" in message:

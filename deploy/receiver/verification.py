@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from pathlib import Path
 
-from trainwarden import plan as plans
 from trainwarden.plan import ENDING_ACTIONS, Plan, PlanError, Target
 from trainwarden.runfolder import RunFolder, RunFolderError
 from trainwarden.webhook import Request, expired
@@ -15,9 +13,6 @@ from . import planfiles
 from .refusals import RefusedError
 from .schedulers.scheduler import Situation
 from .targets import UnreadableError, check_readable, inside
-
-#: A plan's id becomes part of a file name.
-_PLAN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def check_expiry(request: Request, now: datetime) -> None:
@@ -57,7 +52,7 @@ def find_run(request: Request, roots: list[Path]) -> RunFolder:
 
 
 def check_plan(request: Request, action: str) -> None:
-    """Refuse a plan that contradicts the request or itself.
+    """Refuse a plan that contradicts the request. (One that contradicts itself is no valid body: ``plan.check_plan``.)
 
     Raises:
         RefusedError: it does.
@@ -65,12 +60,6 @@ def check_plan(request: Request, action: str) -> None:
     plan, attempt = request.plan, request.attempt
     if plan.run_uid != request.run_uid:
         raise RefusedError("bad_plan", f"plan.run_uid is {plan.run_uid}, the request's {request.run_uid}")
-    if not _PLAN_ID.fullmatch(plan.plan_id):
-        raise RefusedError("bad_plan", f"plan.plan_id {plan.plan_id!r}: use letters, digits, '_' and '-', at most 100")
-    try:
-        plans.decode_plan(plans.encode(plan), "plan")
-    except PlanError as error:
-        raise RefusedError("bad_plan", str(error)) from None
     if action == "pin":
         return
     if plan.action != action:
@@ -84,8 +73,8 @@ def check_plan(request: Request, action: str) -> None:
             raise RefusedError("bad_plan", f"a target of attempt {target.attempt} in attempt {attempt}")
 
 
-def check_situation(request: Request, action: str, situation: Situation) -> None:
-    """Refuse what concerns another attempt than the newest, or a run that could not be started again.
+def check_attempt(request: Request, situation: Situation) -> None:
+    """Refuse what concerns another attempt than the one that is alive.
 
     Raises:
         RefusedError: so it is.
@@ -94,8 +83,14 @@ def check_situation(request: Request, action: str, situation: Situation) -> None
         raise RefusedError("stale", f"attempt {situation.attempt} is the newest one, not {request.attempt}")
     if situation.state == "over":
         raise RefusedError("stale", f"attempt {request.attempt} is over and nothing is to be started after it")
-    if action != "rollback":
-        return
+
+
+def check_restart(request: Request, situation: Situation) -> None:
+    """Refuse a rollback of a run that could not be started again, or whose next attempt would not be the plan's.
+
+    Raises:
+        RefusedError: so it is.
+    """
     if situation.cannot:
         raise RefusedError("not_restartable", situation.cannot)
     if situation.next_attempt != request.plan.for_attempt:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.receiver.requested import Receiving
 from tests.receiver.supervised import Supervised
 
 
@@ -14,5 +15,13 @@ from tests.receiver.supervised import Supervised
 def supervised(tmp_path: Path) -> Iterator[Supervised]:
     found = Supervised(tmp_path / "runs")
     found.run.path.parent.mkdir()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def receiving(supervised: Supervised) -> Iterator[Receiving]:
+    """A receiver's folder beside a supervised run; the run is not started yet."""
+    found = Receiving(supervised.run.path.parent)
     yield found
     found.end()
