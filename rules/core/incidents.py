@@ -68,7 +68,11 @@ def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -
     """Note that an alert is over."""
     incident = open_incident(run, alive.start.start_id)
     if incident is not None and change.rule in incident.rules and incident.rules[change.rule].firing:
-        incident.rules[change.rule].firing = False
+        seen = incident.rules[change.rule]
+        seen.firing = False
+        if seen.over:  # a rule on the edge comes and goes: said once
+            return
+        seen.over = True
         unknown = " (its signals are unknown)" if change.state == "unknown" else ""
         turn.note(incident, record.time, record.step, f"{change.rule} is over{unknown}.")
 

@@ -42,7 +42,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
         "cheapest_test": incident.cheapest_test or None,
-        "evidence": [{"kind": one.kind, "step": one.step, "says": one.says} for one in incident.findings],
+        "evidence": _evidence(incident),
         "verification": _verification(incident),
         "timeline": [
             {"time": entry.time, "step": entry.step, "state": entry.state, "says": entry.says}
@@ -51,6 +51,12 @@ def row(incident: Incident) -> dict[str, Any]:
     }
     found: dict[str, Any] = encode_numbers(data)
     return found
+
+
+def _evidence(incident: Incident) -> list[dict[str, Any]]:
+    """Return each observation once: one that speaks for two causes is two findings."""
+    seen = dict.fromkeys((one.kind, one.step, one.says) for one in incident.findings)
+    return [{"kind": kind, "step": step, "says": says} for kind, step, says in seen]
 
 
 def _verification(incident: Incident) -> dict[str, Any] | None:

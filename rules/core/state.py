@@ -80,6 +80,7 @@ class RuleSeen(Struct):
     severity: str = "warning"
     verdict: str = ""
     firing: bool = True
+    over: bool = False
 
 
 class Entry(Struct, frozen=True):

@@ -15,7 +15,7 @@ from trainwarden.plan import Target
 from .state import Checkpoint, Executed
 
 #: Causes whose damage the optimizer's memory carries.
-CARRIED = ("numeric", "optimizer_state", "learning_rate", "undetermined")
+CARRIED = ("numeric", "optimizer_state")
 #: Checkpoints named beside the target, in case it cannot be read.
 FALLBACKS = 2
 

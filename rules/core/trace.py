@@ -43,6 +43,8 @@ TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
 FINGERPRINT = ("batch_longest_repeat_tokens", "batch_unique_token_ratio", "batch_supervised_tokens")
 
 _NOTHING = -1
+#: A cut moves everything: it is made once for this part of the limit.
+SLACK = 4
 
 
 def _ints(n: int) -> Any:
@@ -50,7 +52,7 @@ def _ints(n: int) -> Any:
 
 
 class Trace(Struct):
-    """Rows of consecutive records. Columns grow by doubling and are cut to the newest ``limit`` rows at twice that.
+    """Rows of consecutive records. Columns grow by doubling, and are cut to the newest ``limit`` rows a quarter beyond it.
 
     A step's samples are one range in nearly all runs and its shards one or two spans, so both are kept as numbers, with the odd
     row that has more beside them.
@@ -95,7 +97,7 @@ class Trace(Struct):
         self._put_samples(row, record)
         self._put_shards(row, record)
         self.n += 1
-        if self.n >= 2 * self.limit:
+        if self.n >= self.limit + self.limit // SLACK:
             self._cut(self.n - self.limit)
 
     def _put_samples(self, row: int, record: Step) -> None:

@@ -3,7 +3,8 @@
 ``loss = level + slope * (log step - centre)``: over the ranges that matter here a power law in all but name, and it bends the
 right way. The fit is robust (medians of bins, Theil-Sen over the bins). The uncertainty has three parts: noise with its
 autocorrelation, the slope's own error, and the error that the same extrapolation made when it was tried on the past: the
-first half of the window predicting the second. Without the last, any curve that bends would pass for a fault.
+first half of the window predicting the second, and at least a third of the decline foretold, because loss curves flatten.
+Without the last, any curve that bends would pass for a fault.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .block import Floats, Ints
 
 #: Bins whose medians are fitted; 20 give 190 slopes, and a bin of bad values moves none of them far.
 BINS = 20
+#: Share of the foretold decline that may not come: the standard error of the slope's future, whatever its past.
+FLATTENS = 0.33
 #: A median needs 1.25 times the standard error of a mean.
 MEDIAN_COST = 1.2533
 
@@ -112,7 +115,7 @@ def fit(steps: Ints, losses: Floats) -> Trend | None:
         correlation=correlation,
         level_error=level_error,
         slope_error=slope_error,
-        bend=_bend(places, losses),
+        bend=max(_bend(places, losses), FLATTENS * max(-slope, 0.0)),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         n=n,

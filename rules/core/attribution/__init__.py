@@ -59,7 +59,10 @@ def attribute(facts: Facts) -> Cause:
 
 
 def weigh(findings: Sequence[Finding], onset: int) -> Cause:
-    """Combine findings into a cause; the confidence is the best score less half of the runner-up's."""
+    """Combine findings into a cause; the confidence is the best score less half of the runner-up's.
+
+    Where that is too little to name a cause, it is undetermined, with the same low confidence.
+    """
     scores: dict[str, float] = {}
     for cause in CAUSES:
         doubt, discount = 1.0, 1.0
@@ -80,7 +83,7 @@ def weigh(findings: Sequence[Finding], onset: int) -> Cause:
         test = _cheapest_test([name for name, _ in ranked[:2]], onset)
         return Cause(
             name="undetermined",
-            confidence=round(min(1.0, 1 - score), 3),
+            confidence=round(max(confidence, 0.0), 3),
             scores=scores,
             findings=list(findings),
             cheapest_test=test,

@@ -50,7 +50,7 @@ groups:
 """
 
 
-def test_pack() -> Pack:
+def small_pack() -> Pack:
     return load_pack(RULES, "test.yml")
 
 
@@ -300,7 +300,7 @@ def seen(attempt: Attempt, time: float, last_seq: int, **changed: Any) -> Source
 
 
 def core(pack: Pack | None = None, **settings: Any) -> Played:
-    return Played(new_state(Settings(**settings), pack or test_pack()))
+    return Played(new_state(Settings(**settings), pack or small_pack()))
 
 
 def acting(pack: Pack | None = None, **settings: Any) -> Played:

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from tests.rules.core.made_up_facts import at, facts
+from tests.rules.core.runs import dirty
+from trainwarden.rules.core.attribution.batch_fingerprint import find
+
+
+def test_batches_that_stay_dirty_speak_strongly_for_the_data() -> None:
+    (found,) = find(facts(dirty(301, 350)))
+    assert (found.cause, found.step) == ("data", 301)
+    assert found.weight >= 0.9
+    assert "20 of 20" in found.says
+    assert "batch_longest_repeat_tokens" in found.says
+
+
+def test_one_odd_batch_at_the_onset_speaks_weakly() -> None:
+    (found,) = find(facts(at(range(301, 302), batch_longest_repeat_tokens=500.0)))
+    assert found.cause == "data"
+    assert 0 < found.weight <= 0.5
+
+
+def test_recovery_afterwards_does_not_dilute_what_was_dirty() -> None:
+    (found,) = find(facts(dirty(301, 310), last=400))
+    assert found.weight >= 0.9
+
+
+def test_clean_batches_speak_against_the_data() -> None:
+    (found,) = find(facts(at(range(301, 321), loss=9.0)))
+    assert (found.cause, found.weight) == ("data", -0.5)
+
+
+def test_batches_that_turn_odd_after_the_onset_did_not_start_it() -> None:
+    (found,) = find(facts(at(range(310, 320), batch_unique_token_ratio=0.9)))
+    assert (found.cause, found.weight) == ("", 0.0)
+
+
+def test_without_a_fingerprint_nothing_is_said() -> None:
+    def forget(record: object) -> None:
+        for name in list(record.signals):  # type: ignore[attr-defined]
+            if name.startswith("batch_"):
+                del record.signals[name]  # type: ignore[attr-defined]
+
+    assert find(facts(each=forget)) == []

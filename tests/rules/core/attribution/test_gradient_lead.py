@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+from tests.rules.core.made_up_facts import at, facts
+from tests.rules.core.runs import gradients, spike
+from trainwarden.record import Step
+from trainwarden.rules.core.attribution.gradient_lead import find
+
+
+def test_a_lead_of_four_steps_points_to_the_optimisation() -> None:
+    norms = gradients({step: 5.0 for step in range(301, 310)})
+    found = find(facts(norms, spike({305: 2.0, 306: 2.0})))
+    assert {one.cause for one in found} == {"optimizer_state", "learning_rate"}
+    assert "4 steps before" in found[0].says
+
+
+def test_both_within_a_step_point_to_the_batch() -> None:
+    found = find(facts(gradients({301: 9.0}), spike({302: 2.0})))
+    assert {one.cause for one in found} == {"data", "numeric"}
+
+
+def test_a_loss_without_any_change_of_the_gradient_is_a_hard_batch() -> None:
+    (found,) = find(facts(spike({301: 2.0})))
+    assert found.cause == "data"
+    assert "hard batch" in found.says
+
+
+def test_an_order_within_the_cadence_is_no_evidence() -> None:
+    def every_tenth(record: Step) -> None:
+        if record.step % 10:
+            del record.signals["grad_norm"]
+
+    def large(signals: Any) -> Any:
+        return {"all": 9.0}
+
+    found = find(facts(at(range(301, 340), grad_norm=large), spike({308: 2.0, 309: 2.0}), each=every_tenth, onset=300))
+    assert found == []
+
+
+def test_without_an_abnormal_loss_there_is_no_order() -> None:
+    assert find(facts(gradients({301: 9.0}))) == []
