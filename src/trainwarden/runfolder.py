@@ -5,6 +5,7 @@
     RUN/run.json                               run_uid and display name
     RUN/token                                  bearer token of the exporters' /api, mode 0600
     RUN/ledger.json                            executed plans, written by the receiver
+    RUN/targets/rank-R.json                    address of each exporter, for Prometheus and the daemon, while it runs
     RUN/plans/<for_attempt>-<plan_id>.json     plans, written by the receiver, mode 0600
     RUN/attempt-N/START_ID/rank-R/00001.ndjson journals, written by the exporters
 
@@ -202,11 +203,11 @@ class RunFolder:
         return sorted(accepted, key=lambda plan: plan.for_attempt), refused
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 so that after a crash it holds either the old or the new contents."""
+def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file so that after a crash it holds either the old or the new contents. The umask applies to ``mode``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

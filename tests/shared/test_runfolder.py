@@ -217,6 +217,16 @@ def test_a_ledger_comes_back_as_it_was(folder: RunFolder) -> None:
     assert folder.ledger() == ledger
 
 
+def test_a_file_is_for_its_owner_unless_said_otherwise(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "secret", b"x")
+        write_whole(tmp_path / "public", b"x", 0o644)
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "secret"), mode(tmp_path / "public")) == (0o600, 0o644)
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
     write_whole(path, b"old")
