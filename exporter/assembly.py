@@ -13,6 +13,7 @@ from torch import nn
 
 from trainwarden.record import Header
 from trainwarden.runfolder import RunFolder, RunFolderError
+from trainwarden.signals import WINDOW_SECONDS
 
 from .cadence import Cadence
 from .description import describe
@@ -110,7 +111,7 @@ def assemble(
         notices,
         settings.rotate_bytes,
     )
-    page = Page(identity.run, identity.rank, settings.max_series)
+    page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS)
     recorder = Recorder(probes, cadence, ring, journal, page, notices)
     drain = Drain(recorder, notices)
     page.own = lambda: {

@@ -256,7 +256,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return port
 
     def _serve(self) -> None:
-        self.serve_forever(poll_interval=0.2)
+        self.serve_forever(poll_interval=0.05)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread for a connection; one too many is closed at once."""

@@ -157,7 +157,7 @@ class Page(Collector):
         """Take over an event; a complete checkpoint is shown."""
         if event.kind == "checkpoint" and event.fields.get("complete") is True:
             with self._lock:
-                self._put("train_checkpoint_last_step", (), float(event.fields.get("step") or 0))
+                self._put("train_checkpoint_last_step", (), float(event.step or 0))
                 self._put("train_checkpoint_last_timestamp_seconds", (), event.time)
 
     def collect(self) -> Iterator[Metric]:

@@ -55,8 +55,9 @@ class _Slot:
     """One pinned buffer and its sequence word, both also seen as plain host memory."""
 
     def __init__(self, capacity: int) -> None:
-        self.payload = torch.zeros(capacity, dtype=torch.float64, pin_memory=True)
-        self.word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        pinned = torch.cuda.is_available()  # without CUDA there is no lane but in a test
+        self.payload = torch.zeros(capacity, dtype=torch.float64, pin_memory=pinned)
+        self.word = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
         self.payload_seen: np.ndarray = self.payload.numpy()
         self.word_seen: np.ndarray = self.word.numpy()
         self.free = True

@@ -60,7 +60,8 @@ class Journal:
             self._end_file(failed=True)
 
     def _write(self) -> None:
-        if self._file < 0 or self._size >= self._rotate:
+        full = self._size > len(self._head) and self._size + len(self._waiting[0]) > self._rotate
+        if self._file < 0 or full:
             self._next_file()
         batch: list[bytes] = []
         length = 0

@@ -51,7 +51,7 @@ def loss_of(model: nn.Module, step: int, **sizes: int) -> torch.Tensor:
 
 def watch(model: nn.Module, optimizer: Any, folder: Path, run: str = "run", **arguments: Any) -> Exporter:
     """Return an exporter on an ephemeral port that keeps everything under ``folder``; nobody waits for readers."""
-    return Exporter(model, optimizer, run=run, dir=folder, port=0, **{"reader_seconds": 0.0, **arguments})
+    return Exporter(model, optimizer, run=run, dir=folder, **{"port": 0, "reader_seconds": 0.0, **arguments})
 
 
 def lines(folder: Path, run: str = "run", rank: int = 0) -> list[Line]:

@@ -67,7 +67,9 @@ def test_the_fingerprint_of_each_kind_of_batch(tmp_path: Path, batch: Any, super
     assert record.value("tokens") == 8.0
 
 
-@pytest.mark.parametrize("batch", [torch.rand(3, 4), {"pixels": torch.rand(2, 2)}, [], "text", None, torch.tensor([1, 2])])
+@pytest.mark.parametrize(
+    "batch", [torch.rand(3, 4), {"pixels": torch.rand(2, 2)}, [], "text", None, torch.tensor([1, 2])]
+)
 def test_what_is_no_batch_of_tokens_has_no_fingerprint(batch: Any) -> None:
     assert find_tokens(batch) is None
 
