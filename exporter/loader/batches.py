@@ -24,6 +24,8 @@ from .skips import Skips
 
 #: Positions looked at together while searching for ones that are not skipped by shifting.
 _STRIDE = 8192
+#: A batch that draws from more shards than this names none: in such an order a shard says nothing about a step.
+MOST_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,19 @@ class Batches:
 
     def _spans(self, epoch: int, positions: Indices, shard_of: Indices) -> list[ShardSpan]:
         assert self._shards is not None
+        if not positions.size:
+            return []
+        by_shard = np.argsort(shard_of, kind="stable")
+        numbers, starts = np.unique(shard_of[by_shard], return_index=True)
+        if numbers.size > MOST_SHARDS:
+            return []
+        firsts = np.minimum.reduceat(positions[by_shard], starts).tolist()
+        lasts = np.maximum.reduceat(positions[by_shard], starts).tolist()
         spans = []
-        for number in np.unique(shard_of[shard_of >= 0]).tolist():
-            extent = self._extent(epoch, number)
-            if extent is None:
-                here = positions[shard_of == number]
-                extent = int(here.min()), int(here.max()) + 1
-            spans.append(ShardSpan(self._shards.all[number].name, *extent))
+        for number, first, last in zip(numbers.tolist(), firsts, lasts, strict=True):
+            if number >= 0:
+                extent = self._extent(epoch, number) or (first, last + 1)
+                spans.append(ShardSpan(self._shards.all[number].name, *extent))
         return sorted(spans, key=lambda span: span.first)
 
     def _extent(self, epoch: int, shard: int) -> tuple[int, int] | None:

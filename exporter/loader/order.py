@@ -100,14 +100,15 @@ class _SegmentOrder:
         return int(self._sizes.sum())
 
     def rows(self, epoch: int, positions: Indices) -> Indices:
-        numbers = np.unique(positions // _CHUNK)
-        if numbers.size > 2:
+        if not positions.size:
+            return positions
+        first, last = int(positions.min()) // _CHUNK, int(positions.max()) // _CHUNK
+        if first == last:
+            return self._chunk(epoch, first)[positions - first * _CHUNK]
+        if last - first > 1 or positions.size > 2 * _CHUNK:
             return self._compute(epoch, positions)
-        found = np.empty(positions.size, dtype=np.int64)
-        for number in numbers:
-            here = positions // _CHUNK == number
-            found[here] = self._chunk(epoch, int(number))[positions[here] - number * _CHUNK]
-        return found
+        both = np.concatenate((self._chunk(epoch, first), self._chunk(epoch, last)))
+        return both[positions - first * _CHUNK]
 
     def extent(self, epoch: int, shard: int) -> tuple[int, int] | None:
         if self._shards is None or self.name == "shuffle":

@@ -21,11 +21,19 @@ def of_positions(positions: Indices) -> Ranges:
     """Return the ranges that hold exactly these positions; order and repetition do not matter."""
     if positions.size == 0:
         return []
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first == positions.size - 1 and is_ascending(positions):
+        return [(first, last + 1)]
     ordered = np.unique(positions)
     breaks = np.flatnonzero(np.diff(ordered) > 1)
     firsts = ordered[np.concatenate(([0], breaks + 1))]
     lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
     return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def is_ascending(positions: Indices) -> bool:
+    """Say whether each position is larger than the one before it."""
+    return bool((positions[1:] > positions[:-1]).all())
 
 
 def length(ranges: Ranges) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainwarden.exporter.loader.batches import Batch, Batches, Share
+from trainwarden.exporter.loader.batches import MOST_SHARDS, Batch, Batches, Share
 from trainwarden.exporter.loader.order import make_order
 from trainwarden.exporter.loader.ranges import RangeSet
 from trainwarden.exporter.loader.shards import Shards
@@ -161,6 +161,17 @@ def test_a_shuffled_order_gives_the_smallest_range_of_the_batch_in_each_shard() 
             if shards.all[int(shards.of(np.array([row]))[0])].name == span.name
         ]
         assert (span.first, span.end) == (min(here), max(here) + 1)
+
+
+def test_a_batch_from_very_many_shards_names_none() -> None:
+    shards = Shards([(f"s{row}", row, row + 1) for row in range(ROWS)], ROWS)
+    order, reserve = make_order("shuffle", ROWS, shards=shards, seed=3, share=0.1, batch=1)
+
+    def spans(size: int) -> int:
+        made = Batches(order, reserve, shards, Skips(), {}, Share(size))
+        return len(next(made.begin(0, 0)).shards)
+
+    assert (spans(MOST_SHARDS), spans(MOST_SHARDS + 1)) == (MOST_SHARDS, 0)
 
 
 def test_what_was_substituted_names_no_shard() -> None:
