@@ -142,18 +142,32 @@ class Store:
                 self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")
-            except BaseException as error:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise StoreError(f"{self.path}: {error}") from error
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise StoreError(f"{self.path}: {error}") from error
+            except BaseException:
+                self._roll_back()
                 raise
+
+    def _roll_back(self) -> None:
+        try:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # the error that led here says more
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees the last committed transaction and cannot write."""
+        """A connection that sees the last committed transaction and cannot write.
+
+        Raises:
+            StoreError: SQLite cannot read.
+        """
         with self._read_lock:
-            yield self._reader
+            try:
+                yield self._reader
+            except sqlite3.Error as error:
+                raise StoreError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
         """Close the database and let another process have it."""

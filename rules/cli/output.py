@@ -32,8 +32,8 @@ def console(path: Path | None = None) -> Any:
     from rich.console import Console
 
     if path is None:
-        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
     try:
-        return Console(file=path.open("w", encoding="utf-8"), highlight=False, soft_wrap=True, no_color=True)
+        return Console(file=path.open("w", encoding="utf-8"), highlight=False, soft_wrap=True, no_color=True, width=200)
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")

@@ -104,6 +104,8 @@ class Delivery:
                 due = self._outbox.next_due()
                 wait = 5.0 if due is None else min(max(due - self._clock(), 0.02), 5.0)
             except StoreError as error:
+                if self._stopping:
+                    return  # the store was closed: what was being delivered is delivered again after the next start
                 self._log.error("the outbox cannot be used now", error=str(error))
                 wait = 5.0
             except Exception:

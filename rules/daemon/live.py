@@ -93,12 +93,19 @@ class Live:
         return self._stuck
 
     def open(self) -> None:
-        """Load the last transaction, and apply what was received and is not in it yet."""
+        """Load the last transaction, and apply what was received and is not in it yet.
+
+        Raises:
+            StoreError: the snapshot is of another version, or the database cannot be written.
+        """
         found = self._store.snapshot()
         if found is None:
             self._state = self._core.new_state(self._settings, self._pack)
         else:
-            self._state = self._core.load(found, self._settings, self._pack)
+            try:
+                self._state = self._core.load(found, self._settings, self._pack)
+            except ValueError as error:
+                raise StoreError(f"{self._store.path}: the snapshot in it cannot be used: {error}") from None
         self._snapshot = found or self._core.dump(self._state)
         self._committed = {(cursor.start.start_id, cursor.rank): cursor for cursor in self._store.cursors()}
         self._cursors = dict(self._committed)

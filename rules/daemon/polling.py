@@ -121,6 +121,7 @@ class Polling:
                 polled.leaving = wanted.get(address) != polled.source.target
                 if polled.leaving:
                     polled.due = 0.0
+                    self._positions.leave(address)  # whoever serves the run now need not wait
             for address, target in wanted.items():
                 if address not in self._polled:
                     polled = _Polled(
@@ -144,7 +145,7 @@ class Polling:
 
     def _poll(self, polled: _Polled) -> None:
         try:
-            outcome: Outcome = polled.source.poll()
+            outcome: Outcome = polled.source.poll(leaving=polled.leaving)
         except Exception:
             self._log.exception("a poll failed; this is a fault of its own", source=polled.source.target.address)
             outcome = "unusable"

@@ -97,9 +97,17 @@ class Daemon:
         return self._api.address
 
     def start(self) -> None:
-        """Load the last snapshot and start all threads."""
+        """Load the last snapshot and start all threads.
+
+        Raises:
+            StoreError: the snapshot cannot be used; nothing was started.
+        """
         self._watch()
-        self._live.open()
+        try:
+            self._live.open()
+        except BaseException:
+            self._store.close()
+            raise
         self._core_thread.start()
         self._delivery.start()
         self._api.start()
@@ -111,12 +119,12 @@ class Daemon:
         self._log.info("listening", address=self.address, mode=self._config.policy.mode, state=self._config.state)
 
     def stop(self) -> None:
-        """Stop bringing, feed what was brought, write the last transaction, stop carrying away."""
+        """Take nothing more, feed what was taken, write the last transaction; then end the other threads."""
         self._log.info("stopping")
         self._schedule.stop()
         self._inbox.close()
-        self._polling.stop()
         self._core_thread.join()
+        self._polling.stop()
         self._delivery.stop()
         self._api.stop()
         self._store.close()

@@ -10,11 +10,12 @@ import structlog
 from trainwarden.rules.notifiers import Answer
 from trainwarden.rules.outbox import Row
 
-_LONGEST = 500
+#: Fields of an incident that make the line; the rest is in the API and the report.
+FIELDS = ("state", "severity", "verdict", "action", "held_by", "attempt", "onset_step")
 
 
 class LogNotifier:
-    """Writes the message's top-level texts and numbers as fields of one line."""
+    """Writes what happened to an incident as one line; its level follows the severity."""
 
     integration = "log"
 
@@ -23,16 +24,19 @@ class LogNotifier:
 
     def deliver(self, row: Row, now: float) -> Answer:
         """Log the message."""
-        body: Any = msgspec.json.decode(row.body)
-        fields = body if isinstance(body, dict) else {"body": body}
-        plain = {
-            key: value[:_LONGEST] if isinstance(value, str) else value
-            for key, value in fields.items()
-            if isinstance(value, str | int | float | bool) and key not in ("event", "level", "timestamp", "logger")
-        }
-        plain.update(run=row.run, incident=row.incident)
-        says = plain.pop("summary", None) or plain.pop("says", None) or "incident"
-        severity = str(plain.get("severity", "info"))
-        level = {"critical": self._log.error, "warning": self._log.warning}.get(severity, self._log.info)
-        level(str(says), **plain)
+        body: dict[str, Any] = msgspec.json.decode(row.body, type=dict[str, Any])
+        incident = body.get("incident")
+        facts: dict[str, Any] = incident if isinstance(incident, dict) else {}
+        fields = {name: facts[name] for name in FIELDS if facts.get(name) is not None}
+        if isinstance(facts.get("cause"), dict):
+            fields["cause"] = facts["cause"].get("name")
+        severity = facts.get("severity")
+        level = {"critical": self._log.error, "warning": self._log.warning}.get(str(severity), self._log.info)
+        level(
+            f"incident {body.get('event', '')}".rstrip(),
+            run=row.run,
+            incident=row.incident,
+            **fields,
+            summary=facts.get("summary", ""),
+        )
         return Answer()

@@ -7,6 +7,8 @@ would have passed. Each start is seen once as a live, trusted source, so that po
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +52,7 @@ class Replay:
         self._waiting = 0
         self._newest = math.nan
         self._start_id = ""
-        self._usual = math.nan
+        self._gaps: deque[float] = deque(maxlen=31)
         self.outcome = Outcome()
 
     def run(self, lines: Iterable[Placed]) -> Outcome:
@@ -82,11 +84,11 @@ class Replay:
         """Feed the ticks of a pause before ``time``, if there was one."""
         gap = time - self._newest
         if not math.isnan(gap):
-            if gap > SHORTEST_PAUSE and not gap <= 3 * self._usual:
+            if gap > SHORTEST_PAUSE and self._gaps and gap > 3 * statistics.median(self._gaps):
                 self._flush()
                 self._tick(self._newest, time, alive=start.start_id == self._start_id)
             elif gap > 0:
-                self._usual = gap if math.isnan(self._usual) else self._usual + 0.05 * (gap - self._usual)
+                self._gaps.append(gap)
         self._newest = time if math.isnan(self._newest) else max(self._newest, time)
         self._start_id = start.start_id
 

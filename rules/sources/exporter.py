@@ -65,10 +65,10 @@ class ExporterSource:
         self._said: set[str] = set()
         self._last_outcome: tuple[Outcome, str] | None = None
 
-    def poll(self) -> Outcome:
-        """Read what is new and return how it went."""
+    def poll(self, *, leaving: bool = False) -> Outcome:
+        """Read what is new and return how it went. A source that is ``leaving`` need not be there any more."""
         try:
-            outcome = self._poll()
+            outcome = self._poll(leaving)
             says = ""
         except _Stopping:
             return "behind"
@@ -76,6 +76,8 @@ class ExporterSource:
             outcome, says = "unreachable", str(error)
         except _Broken as error:
             outcome, says = "unusable", str(error)
+        if leaving and outcome == "unreachable":
+            return outcome
         if outcome not in ("ok", "behind"):
             self._say_unseen()
         self._say(outcome, says)
@@ -128,12 +130,12 @@ class ExporterSource:
             raise _Broken(f"/api/v1/run answers {reply.status}")
         return _start_of(reply.body)
 
-    def _poll(self) -> Outcome:
+    def _poll(self, leaving: bool) -> Outcome:
         found = self.running()
         if isinstance(found, str):
             return found
         start, rank = found
-        if not self._positions.claim(start.run_uid, rank, self.target.address, self._clock()):
+        if not leaving and not self._positions.claim(start.run_uid, rank, self.target.address, self._clock()):
             return "taken"
         before = self._positions.current(start.run_uid, rank)
         if before is not None and before.start_id != start.start_id:
