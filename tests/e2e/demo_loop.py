@@ -7,6 +7,7 @@ apart by their command lines in /proc.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -136,6 +137,8 @@ def demo_loop(folder: Path) -> Iterator[DemoLoop]:
     try:
         yield loop
     except BaseException:
+        for incident in loop.incidents():
+            print(f"--- incident {json.dumps(incident)}")
         for log in sorted(loop.layout.ops.glob("*.log")):
             print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
         raise
