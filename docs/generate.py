@@ -21,7 +21,7 @@ NAMED_RULES = ("TrainingLossSpike", "TrainingGradCollapse", "TrainingPeriodicSpi
 #: The info metric is made by the exporter's page and holds no number.
 RUN_INFO = Series("train_run_info", "Identity of the run: run_uid, attempt, model, world size, commit, precision.")
 
-_MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- made: (\w+) -->\n)(?:(?!<!-- end -->).)*(<!-- end -->)", re.DOTALL)
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -32,7 +32,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def series() -> str:
     """Return one row a series of the exporter's page, as Prometheus sees it."""
-    rows = [_series_row(one.series, one.type, one.labels, one.help) for one in SIGNALS]
+    rows = [_series_row(one.series, one.type, one.labels, one.help) for one in SIGNALS if one.probed]
     rows += [_series_row(one.name, one.type, one.labels, one.help) for one in (*DERIVED, RUN_INFO)]
     return table(("series", "type", "labels", "meaning"), rows)
 
@@ -48,6 +48,8 @@ def signals() -> str:
 
 def _signal_row(signal: Signal) -> tuple[str, ...]:
     seen = "every step" if signal.per == "step" else "at its cadence"
+    if not signal.probed:
+        seen = "in logs"
     value = " (running total)" if signal.cumulative else ""
     by = ", ".join(f"`{label}`" for label in signal.labels)
     return (f"`{signal.name}`", signal.unit + value, by, seen, signal.reduce, f"`{signal.series}`")
@@ -80,7 +82,7 @@ PARTS: dict[str, Callable[[], str]] = {"series": series, "signals": signals, "la
 
 def generated(text: str) -> str:
     """Return a page with its marked parts made anew."""
-    return _MARKED.sub(lambda part: part[1] + PARTS[part[2]]() + part[3], text)
+    return _MARKED.sub(lambda part: part[1] + PARTS[part[2]]() + "\n" + part[3], text)
 
 
 def main(arguments: list[str]) -> int:

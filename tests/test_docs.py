@@ -35,10 +35,14 @@ def test_the_made_parts_of_the_pages_are_fresh() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/series.md"])
 def test_the_table_of_series_is_complete(page: str) -> None:
     text = (ROOT / page).read_text()
-    missing = [
-        name for name in (*(one.series for one in SIGNALS), *(one.name for one in DERIVED)) if f"`{name}`" not in text
-    ]
-    assert missing == []
+    names = [*(one.series for one in SIGNALS if one.probed), *(one.name for one in DERIVED)]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_the_exporter_has_a_probe_for_what_is_called_probed_and_for_nothing_else() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "exporter").rglob("*.py") if path.name != "series.py")
+    named = {signal.name for signal in SIGNALS if f'"{signal.name}"' in sources}
+    assert named == {signal.name for signal in SIGNALS if signal.probed}
 
 
 def test_the_examples_of_records_are_records() -> None:

@@ -44,6 +44,7 @@ class Signal:
     ``per`` is ``step`` for what is seen at every step and ``cadence`` for what is too dear for that.
     A ``counter`` holds the step's own increment in the record and the running total on the page, except where
     ``cumulative`` says that the record itself holds the running total.
+    Where ``probed`` is false the exporter has no probe for it: its value comes from others' logs alone.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Signal:
     reduce: Reduction = "same"
     per: Cadence = "step"
     cumulative: bool = False
+    probed: bool = True
 
 
 SIGNALS: tuple[Signal, ...] = (
@@ -119,6 +121,7 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("group",),
         reduce="max",
         per="cadence",
+        probed=False,
     ),
     Signal(
         "activation_absmax",
@@ -128,6 +131,7 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("group",),
         reduce="max",
         per="cadence",
+        probed=False,
     ),
     Signal(
         "attention_logit",
@@ -137,6 +141,7 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("kind",),
         reduce="max",
         per="cadence",
+        probed=False,
     ),
     Signal("loss_scale", "1", "GradScaler's loss scale used at the step.", "train_loss_scale"),
     Signal(
