@@ -23,6 +23,9 @@ from trainwarden.rules.core.language.windows import over_windows
 #: Spread is never taken to be less than this share of the centre: a loss rounded to bf16 moves by 0.4 to 0.8 % in one
 #: quantum, and its median absolute deviation is often 0.
 LEAST_SPREAD = 0.002
+#: However many steps a record covers, a spread is not estimated from fewer records than these (or than the window's
+#: steps, if those are fewer).
+LEAST_RECORDS = 30
 # A baseline counts once a fifth of its window is filled, as a window does.
 _FULL = 5
 
@@ -35,13 +38,25 @@ class RobustBaseline(Operator):
     been outside, on one side, for ``patience`` steps in a row (``patience_below`` on the lower side), they are the new normal
     and replace the old. NaN, infinities and values that are not due change nothing.
 
-    Warm-up: values that cover a fifth of ``window``. State: at most ``window`` + ``patience`` values. Cost: O(log window).
+    Warm-up: values that cover a fifth of ``window``, and with large strides six records. State: at most ``window`` + ``patience`` values. Cost: O(log window).
     """
 
-    __slots__ = ("_above", "_aside", "_aside_steps", "_cut", "_ordered", "_patience", "_steps", "_usual", "_window")
+    __slots__ = (
+        "_above",
+        "_aside",
+        "_aside_steps",
+        "_cut",
+        "_least",
+        "_ordered",
+        "_patience",
+        "_steps",
+        "_usual",
+        "_window",
+    )
 
     def __init__(self, window: int, cut: float, patience: tuple[int, int]) -> None:
         self._window = window
+        self._least = min(window, LEAST_RECORDS)
         self._cut = cut
         self._patience = patience  # below, above
         self._usual: deque[tuple[float, int]] = deque()
@@ -61,7 +76,7 @@ class RobustBaseline(Operator):
         centre = scale = np.nan
         changed = True
         for row, stride in enumerate(frame.strides):
-            warm = _FULL * self._steps >= self._window
+            warm = _FULL * self._steps >= self._window and _FULL * len(self._usual) >= self._least
             if warm:
                 if changed:
                     centre, scale = self._reckon()
@@ -129,7 +144,7 @@ class RobustBaseline(Operator):
         self._usual.append((value, stride))
         insort(self._ordered, value)
         self._steps += stride
-        while len(self._usual) > 1 and self._steps - self._usual[0][1] >= self._window:
+        while len(self._usual) > self._least and self._steps - self._usual[0][1] >= self._window:
             old, covered = self._usual.popleft()
             del self._ordered[bisect_left(self._ordered, old)]
             self._steps -= covered
