@@ -108,8 +108,10 @@ class Execution:
                 self._give_up(row, request, run, str(error))
             else:
                 self._trouble(row, str(error))
-        except StaleError:
-            return  # the next look shows which attempt it is
+        except StaleError as error:
+            # The next look shows which attempt it is, unless somebody starts attempts past the scheduler.
+            if expired(request, now):
+                self._settle(row, "failed", "stale", str(error))
 
     def _roll_back(self, row: Row, request: Request, run: RunFolder, situation: Situation, now: datetime) -> None:
         plan = request.plan

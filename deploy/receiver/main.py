@@ -45,8 +45,14 @@ def serve(settings: Settings) -> None:
     """
     _log_to_stderr()
     with _server(settings) as (server, listener, url):
+
+        def end(*_: object) -> None:
+            server.should_exit = True
+
+        # uvicorn has handlers of its own while it serves and raises again what ended it: neither an early signal nor that
+        # one may end the tidying.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)  # uvicorn raises again what ended it: that must not end the tidying
+            signal.signal(number, end)
         _log.info("listening", url=url, roots=",".join(settings.roots))
         notify("READY=1")
         server.run(sockets=[listener])

@@ -70,12 +70,14 @@ class Supervisor:
             grace=grace,
         )
         self._before: list[processes.Process] = []
+        self._old_keeper: processes.Process | None = None
         if before is not None:
             self._state.attempt = before.attempt
             self._state.plan_id = before.plan_id
             if before.stop and before.phase != "stopped":  # it died while it was stopping the run: finish that
                 self._state.stop, self._state.request_id = True, before.request_id
             if before.boot == self._state.boot and before.host == self._state.host:
+                self._old_keeper = before.keeper
                 self._before = [process for process in (before.keeper, before.trainer) if process is not None]
         self._selector = selectors.DefaultSelector()
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -145,7 +147,7 @@ class Supervisor:
         """End what is left of earlier trees, take the trainer's lock, and return True once both is done."""
         waited = now - self._clearing_since
         limit = self._state.grace + SLACK
-        if any(processes.alive(process) for process in self._before[:1]) and waited < limit:
+        if self._old_keeper is not None and processes.alive(self._old_keeper) and waited < limit:
             return False  # the predecessor's keeper has seen it die and is ending the tree: one SIGTERM is enough
         if self._ending is None:
             self._ending = processes.Ending(self._survivors, self._state.grace, now, signal.SIGTERM)
@@ -165,7 +167,7 @@ class Supervisor:
                     "failed", 1, f"{self._run.path / 'trainer.lock'} is held by a trainer that is not on this host"
                 )
             return False
-        self._before, self._ending, self._search_holders = [], None, False
+        self._before, self._old_keeper, self._ending, self._search_holders = [], None, None, False
         return self._result is None
 
     def _survivors(self) -> tuple[dict[int, processes.Stat], set[processes.Process]]:

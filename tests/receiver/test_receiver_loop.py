@@ -214,6 +214,16 @@ def test_a_request_for_the_attempt_before_is_stale(running: Supervised, receivin
     assert receiving.send(late).json()["reason"] == "stale"
 
 
+def test_a_plan_whose_number_was_taken_by_a_start_without_a_supervisor_is_stale(
+    running: Supervised, receiving: Receiving
+) -> None:
+    (running.run.path / "attempt-1").mkdir()
+    answer = receiving.send(receiving.envelope(running.run))
+    assert answer.json()["reason"] == "stale"
+    assert "the next start will be attempt 2" in answer.json()["detail"]
+    untouched(running)
+
+
 def test_an_abandoned_checkpoint_is_refused(running: Supervised, receiving: Receiving) -> None:
     identity = running.run.identity()
     assert identity is not None

@@ -91,6 +91,26 @@ def test_a_process_of_the_old_tree_that_shed_its_mark_is_found_by_the_lock_that_
     assert supervised.tree().isdisjoint(old)
 
 
+@pytest.mark.parametrize("moment", [0.0, 0.1, 0.2, 0.3, 0.4])
+def test_a_supervisor_killed_while_it_starts_leaves_neither_orphan_nor_twin(
+    supervised: Supervised, moment: float
+) -> None:
+    supervised.write_toy("say('ready', attempt)\nwhile True: time.sleep(0.05)\n")
+    first = supervised.start(grace=1)
+    wait_until(lambda: (supervised.run.path / "supervisor.lock").exists())
+    time.sleep(moment)
+    first.kill()
+    first.wait()
+    second = supervised.start(grace=1)
+    wait_until(lambda: supervised.phase() == "running")
+    supervised.wait_for(f"ready {supervised.ask('look').live.attempt}")
+    assert "TWIN" not in supervised.lines()
+    assert len(supervised.tree()) == 1
+    second.terminate()
+    second.wait(20)
+    wait_until(lambda: not supervised.everybody())
+
+
 def test_a_killed_keeper_takes_its_tree_along_and_counts_as_a_crash(supervised: Supervised) -> None:
     supervised.write_toy(STUBBORN)
     supervised.start(grace=0.5, max_restarts=1)

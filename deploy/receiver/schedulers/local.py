@@ -52,7 +52,10 @@ class LocalScheduler:
     def _order(self, run: RunFolder, command: control.Command) -> None:
         answer = self._ask(run, command)
         if answer.reason == "stale":
-            raise StaleError(f"attempt {answer.live.attempt} is the newest one, not {command.attempt}")
+            live = answer.live
+            raise StaleError(
+                f"attempt {live.attempt} is the newest one, and the next start will be {live.next_attempt}"
+            )
         if answer.reason:
             raise SchedulerError(f"the supervisor of {run.run} is {answer.reason}")
 
