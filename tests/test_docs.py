@@ -84,6 +84,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_files_that_are_named_are_there(page: str) -> None:
+    named = re.findall(r"`((?:\.ci|[a-z]+)/[\w./-]+\.\w+)`", (ROOT / page).read_text())
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
 def anchors(page: Path) -> set[str]:
     heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
