@@ -95,6 +95,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
+def test_every_alert_of_the_shipped_packs_has_its_page() -> None:
+    for pack in (ROOT / "rules/packs").glob("*.yml"):
+        alerts = re.findall(r"^\s*- alert: (\w+)", pack.read_text(), re.MULTILINE)
+        assert alerts
+        assert [name for name in alerts if not (ROOT / f"docs/rules/{name}.md").is_file()] == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     seen: set[Path] = set()
     waiting = [ROOT / "docs/index.md"]
