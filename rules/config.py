@@ -51,12 +51,14 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The receiver that carries actions out. ``status_url`` defaults to ``/api/v1/requests`` on the same host.
 
-    ``timeout`` bounds one delivery as a whole.
+    ``timeout`` bounds one delivery as a whole. ``ca_file`` holds the certificates to trust over https in place of the
+    public ones.
     """
 
     url: str
     secret_file: str
     status_url: str | None = None
+    ca_file: str | None = None
     timeout: Seconds = Seconds(15.0)
 
     def __post_init__(self) -> None:

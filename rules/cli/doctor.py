@@ -20,8 +20,8 @@ def doctor(
     import platform
 
     import trainwarden
-    from trainwarden.rules.config import ConfigError, load_config, read_webhook_secret
-    from trainwarden.rules.notifiers.webhook import WebhookNotifier
+    from trainwarden.rules.config import ConfigError, load_config
+    from trainwarden.rules.daemon.process import make_webhook
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
     from trainwarden.rules.sources.exporter import probe
     from trainwarden.rules.sources.folder import find_targets
@@ -52,13 +52,11 @@ def doctor(
     if not targets:
         say(True, "sources", "none now; they are looked for at every poll")
     if settings.receiver is not None:
-        secret_file = settings.path(settings.receiver.secret_file)
         try:
-            read_webhook_secret(secret_file)
-            say(True, "webhook secret", str(secret_file))
+            receiver = make_webhook(settings, settings.receiver)
         except ConfigError as error:
-            say(False, "webhook secret", str(error))
-        receiver = WebhookNotifier(settings.receiver.url, secret_file, settings.receiver.status_url)
-        says = receiver.reachable()
-        say(not says, "receiver", says or f"{settings.receiver.url} answers")
+            say(False, "receiver", str(error))
+        else:
+            says = receiver.reachable()
+            say(not says, "receiver", says or f"{settings.receiver.url} answers")
     raise typer.Exit(1 if wrong else 0)

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from trainwarden.rules.api import Api
-from trainwarden.rules.config import Config, check_address, read_webhook_secret
+from trainwarden.rules.config import Config, ConfigError, ReceiverConfig, check_address, read_webhook_secret
 from trainwarden.rules.core.effects import Query
 from trainwarden.rules.core.inputs import Observation, Tick
 from trainwarden.rules.daemon.delivery import Delivery
@@ -183,12 +183,22 @@ def make_notifiers(config: Config) -> Mapping[str, Notifier]:
     """
     notifiers: dict[str, Notifier] = {"log": LogNotifier()}
     if config.receiver is not None:
-        secret_file = config.path(config.receiver.secret_file)
-        read_webhook_secret(secret_file)
-        notifiers["receiver"] = WebhookNotifier(
-            config.receiver.url, secret_file, config.receiver.status_url, config.receiver.timeout
-        )
+        notifiers["receiver"] = make_webhook(config, config.receiver)
     return notifiers
+
+
+def make_webhook(config: Config, receiver: ReceiverConfig) -> WebhookNotifier:
+    """Return the way to the receiver.
+
+    Raises:
+        ConfigError: the secret or the certificates cannot be read.
+    """
+    secret_file = config.path(receiver.secret_file)
+    read_webhook_secret(secret_file)
+    ca_file = None if receiver.ca_file is None else config.path(receiver.ca_file)
+    if ca_file is not None and not ca_file.is_file():
+        raise ConfigError([f"{ca_file}: is no file; receiver.ca_file names one with certificates"])
+    return WebhookNotifier(receiver.url, secret_file, receiver.status_url, receiver.timeout, ca_file)
 
 
 def no_evidence(query: Query) -> Observation:

@@ -31,12 +31,20 @@ class WebhookNotifier:
 
     integration = "webhook"
 
-    def __init__(self, url: str, secret_file: Path, status_url: str | None = None, timeout: float = 15.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        secret_file: Path,
+        status_url: str | None = None,
+        timeout: float = 15.0,
+        ca_file: Path | None = None,
+    ) -> None:
         self.url = url
         parts = urlsplit(url)
         self.status_url = (status_url or f"{parts.scheme}://{parts.netloc}/api/v1/requests").rstrip("/")
         self._secret_file = secret_file
         self._timeout = timeout
+        self._ca_file = None if ca_file is None else str(ca_file)
 
     def deliver(self, row: Row, now: float) -> Answer:
         """Sign and send the message."""
@@ -71,7 +79,7 @@ class WebhookNotifier:
         return "" if reply.status == 200 else f"{self.url}: its health page answers {reply.status}"
 
     def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply | Answer:
-        session = new_session()
+        session = new_session(self._ca_file)
         try:
             return exchange(
                 session, method, url, headers=headers, body=body, total_timeout=self._timeout, limit=_LARGEST_ANSWER

@@ -98,9 +98,14 @@ class _Session(requests.Session):
         """Answer that no response redirects: even unfollowed ones would have their body read without a limit."""
 
 
-def new_session() -> requests.Session:
-    """Return a session for :func:`exchange`: kept-alive connections, no retries of its own, nothing of the environment."""
+def new_session(ca_file: str | None = None) -> requests.Session:
+    """Return a session for :func:`exchange`: kept-alive connections, no retries of its own, nothing of the environment.
+
+    ``ca_file`` holds the certificates to trust in place of the public ones.
+    """
     session = _Session()
+    if ca_file is not None:
+        session.verify = ca_file
     session.trust_env = False
     for scheme in ("http://", "https://"):
         session.mount(scheme, _Adapter(pool_connections=1, pool_maxsize=1, max_retries=0))
