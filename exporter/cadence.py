@@ -60,4 +60,6 @@ class Cadence:
             seen = self._seen[name] = self._seen.get(name, 0) + 1
             if seen > WARM_UP and average > 0 and not average / factor <= value <= average * factor:
                 self.arm(step.step)
+            if average > 0:  # one outlier must not make what follows look odd
+                value = min(max(value, average / factor), average * factor)
             self._average[name] = BETA * average + (1 - BETA) * value

@@ -175,7 +175,7 @@ def test_a_bad_number_is_a_bad_request_that_names_it(tmp_path: Path, query: str)
 
 
 def test_a_connection_is_kept_alive_over_requests(tmp_path: Path) -> None:
-    exporter, client = run_of(tmp_path, 1)
+    exporter, _ = run_of(tmp_path, 1)
     assert exporter.port is not None
     connection = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=5)
     for _ in range(3):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,10 @@ class Spy(TorchDispatchMode):
 
 
 @pytest.fixture
-def capturable_anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def capturable_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch's optimizers keep their step counters on the meta device, as they do on CUDA."""
     adam = importlib.import_module("torch.optim.adam")
     monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda supports_xla=True: ["meta"])
-    yield
 
 
 @pytest.mark.parametrize("clip", [True, False])

@@ -45,7 +45,7 @@ def test_grad_norm_before_clipping_in_bf16_is_not_rounded_to_bf16(tmp_path: Path
 def test_grad_norm_leaves_frozen_and_unused_parameters_out_and_lets_an_unfrozen_one_in(tmp_path: Path) -> None:
     model = make()
     model.mlp.requires_grad_(False)
-    optimizer = torch.optim.SGD([parameter for parameter in model.parameters()], lr=1e-2)
+    optimizer = torch.optim.SGD(list(model.parameters()), lr=1e-2)
     exporter = watch(model, optimizer, tmp_path)
     for step in (1, 2):
         if step == 2:
