@@ -7,7 +7,7 @@ answers: a block carries no state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,13 +35,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``n`` consecutive merged records of one start. ``ranks`` holds per-rank columns: ``(name, rank)``."""
+    """``n`` consecutive merged records of one start.
+
+    ``ranks`` holds per-rank columns: ``(name, rank)``. ``stats`` holds what the records say of all ranks together:
+    ``(name, "min")``, ``(name, "max")`` and ``(name, "argmax")``.
+    """
 
     step: Ints  # (n,)
     time: Floats  # (n,)
     stride: Ints  # (n,)
     columns: dict[Key, Column]
     ranks: dict[tuple[str, int], Column]
+    stats: dict[tuple[str, str], Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -55,6 +60,7 @@ class Block:
             self.stride[part],
             {key: Column(column.values[part], column.present[part]) for key, column in self.columns.items()},
             {key: Column(column.values[part], column.present[part]) for key, column in self.ranks.items()},
+            {key: Column(column.values[part], column.present[part]) for key, column in self.stats.items()},
         )
 
 
@@ -77,6 +83,7 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
     n = len(steps)
     columns: dict[Key, Column] = {}
     ranks: dict[tuple[str, int], Column] = {}
+    stats: dict[tuple[str, str], Column] = {}
 
     def put(into: dict[Any, Column], key: Any, row: int, number: float) -> None:
         column = into.get(key)
@@ -91,6 +98,10 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
             for key, number in flatten(name, value):
                 missing = (1 + len(known.labels) - len(key)) if known else 0
                 put(columns, key + ("all",) * max(missing, 0), row, number)
+        for name, over_ranks in step.ranks.items():
+            put(stats, (name, "min"), row, over_ranks.min)
+            put(stats, (name, "max"), row, over_ranks.max)
+            put(stats, (name, "argmax"), row, float(over_ranks.argmax))
         if by_rank is not None:
             for rank, own in by_rank[row].items():
                 for name, value in own.signals.items():
@@ -102,6 +113,7 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
         np.array([step.stride for step in steps], dtype=np.int64),
         columns,
         ranks,
+        stats,
     )
 
 

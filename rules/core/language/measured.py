@@ -26,6 +26,8 @@ MOST_MEMBERS = 4096
 # A burst of measurements at every step must not make a slow signal stale right after it: the cadence is forgotten slowly.
 _FORGET = 0.99
 
+_EXTREMES = ("min", "max", "argmax")
+
 #: Signals of the gradient and of the update made from it. A step that the GradScaler skipped makes no update, and what
 #: a log repeats for it is the value of an earlier step: not due.
 OF_THE_UPDATE = frozenset(
@@ -144,16 +146,18 @@ class Members(Operator):
     """``signal by label``: a number for each rank or label value that was ever seen.
 
     Warm-up: the first measurement of each member. State: five numbers a member, at most 4,096 members. Cost: O(members)
-    a record. By rank, a rank's own value before any reduction (``rank_loss``) is preferred to what it logged as ``loss``.
+    a record. By rank, a rank's own value before any reduction (``rank_loss``) is preferred to what it logged as ``loss``;
+    the extremes over all ranks that a record holds count as two more members.
     """
 
-    __slots__ = ("_axis", "_key", "_order", "_presences")
+    __slots__ = ("_axis", "_extremes", "_key", "_order", "_presences")
 
     def __init__(self, key: Key, axis: int, order: tuple[str, ...]) -> None:
         self._key = key
         self._axis = axis  # 0 for ranks, else the place of the label in the key
         self._order = order
         self._presences: dict[str, Presence] = {}
+        self._extremes = {name: Presence() for name in _EXTREMES} if axis == 0 else {}
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Vector:
         """Return all members over the block."""
@@ -164,29 +168,34 @@ class Members(Operator):
         hidden = _hidden(frame, self._key[0])
         names = sorted(self._presences, key=self._number)
         members = tuple(self._presences[name].read(frame, columns.get(name), hidden) for name in names)
-        return Vector(tuple(self._number(name) for name in names), members)
+        numbers = tuple(self._number(name) for name in names)
+        if self._axis:
+            return Vector(numbers, members)
+        low, high, largest = (
+            presence.read(frame, self._extreme(frame.block, part), hidden) for part, presence in self._extremes.items()
+        )
+        return Vector((*numbers, np.nan, np.nan), (*members, low, high), largest)
 
     def dump(self) -> Any:
         """Return the state of each member."""
-        return {name: presence.dump() for name, presence in self._presences.items()}
+        return {name: presence.dump() for name, presence in (*self._presences.items(), *self._extremes.items())}
 
     def load(self, state: Any) -> None:
         """Take up a dumped state."""
         for name, own in state.items():
-            self._presences[name] = Presence()
-            self._presences[name].load(own)
+            into = self._extremes if name in self._extremes else self._presences
+            into.setdefault(name, Presence()).load(own)
+
+    def _extreme(self, block: Block, part: str) -> Column | None:
+        own, logged = (block.stats.get((name, part)) for name in (f"rank_{self._key[0]}", self._key[0]))
+        return _either(own, logged)
 
     def _by_rank(self, block: Block) -> dict[str, Column]:
-        name = self._key[0]
-        found = {str(rank): column for (signal, rank), column in block.ranks.items() if signal == f"rank_{name}"}
-        logged = {str(rank): column for (signal, rank), column in block.ranks.items() if signal == name}
-        for rank, column in logged.items():
-            own = found.get(rank)
-            if own is None:
-                found[rank] = column
-            elif not own.present.all():
-                values = np.where(own.present, own.values, column.values)
-                found[rank] = Column(values, own.present | column.present)
+        found: dict[str, Column] = {}
+        for name in (f"rank_{self._key[0]}", self._key[0]):
+            for (signal, rank), column in block.ranks.items():
+                if signal == name:
+                    found[str(rank)] = _either(found.get(str(rank)), column) or column
         return found
 
     def _by_label(self, block: Block) -> dict[str, Column]:
@@ -202,6 +211,14 @@ class Members(Operator):
         if name in self._order:
             return float(self._order.index(name))
         return float(name) if name.isdecimal() else float(len(self._order))
+
+
+def _either(first: Column | None, second: Column | None) -> Column | None:
+    """Return the first column, completed by the second where it is absent."""
+    if first is None or second is None:
+        return first or second
+    values = np.where(first.present, first.values, second.values)
+    return Column(values, first.present | second.present)
 
 
 def _hidden(frame: Frame, name: str) -> Bools | None:

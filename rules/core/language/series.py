@@ -33,10 +33,15 @@ class Baseline(Series):
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Several series side by side: the members of ``spread(loss by rank)``, each with its number (a rank, an index)."""
+    """Several series side by side: the members of ``spread(loss by rank)``, each with its number (a rank, an index).
+
+    Over ranks, the last two members are the extremes that a record itself holds, and ``largest`` says at each row whose
+    the larger of them is.
+    """
 
     numbers: tuple[float, ...]
     members: tuple[Series, ...]
+    largest: Series | None = None
 
 
 @dataclass(frozen=True, slots=True)

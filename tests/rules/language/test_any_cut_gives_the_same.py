@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rules.language.streams import pack_of, record, run, same
-from trainwarden.record import Step
+from trainwarden.record import RankStats, Step
 from trainwarden.rules.core.language import Pack
 from trainwarden.rules.core.language.operators import FUNCTIONS
 
@@ -91,6 +91,10 @@ def stream(seed: int, length: int, odd: float) -> list[Step]:
         if 0.3 < place / length < 0.5 and odd > 0.1:
             signals.pop("y", None)
         steps.append(record(step, stride, **signals))
+        if rng.random() < odd:
+            low, high = sorted((number(), number()))
+            name = str(rng.choice(["loss", "rank_loss"]))
+            steps[-1].ranks[name] = RankStats(min=low, max=high, sum=0.0, argmax=int(rng.integers(8)), n=8)
     return steps
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from tests.rules.language.streams import record, rows_of, values_of
-from trainwarden.record import Step
+from trainwarden.record import RankStats, Step
 
 
 def ranks(*rows: dict[int, float]) -> tuple[list[Step], list[dict[int, Step]]]:
@@ -33,6 +33,20 @@ def test_what_a_rank_logged_as_loss_counts_where_it_has_no_rank_loss() -> None:
     steps = [record(1, loss=1.0)]
     own = [{0: record(1, loss=1.0, rank_loss=7.0), 1: record(1, loss=2.0)}]
     assert values_of("spread(loss by rank)", steps, own) == [5.0]
+
+
+def test_the_extremes_that_a_record_holds_stand_for_ranks_without_records() -> None:
+    steps = [record(1, loss=1.0), record(2, loss=1.0), record(3, loss=1.0)]
+    steps[0].ranks["loss"] = RankStats(min=1.0, max=4.0, sum=70.0, argmax=7, n=32)
+    steps[2].ranks["loss"] = RankStats(min=0.0, max=9.0, sum=70.0, argmax=3, n=32)
+    assert values_of("spread(loss by rank)", steps) == [3.0, 3.0, 9.0]
+    assert values_of("argmax(loss by rank)", steps) == [7.0, 7.0, 3.0]
+    own = [{}, {}, {2: record(3, loss=9.0), 5: record(3, loss=10.0)}]
+    assert values_of("argmax(loss by rank)", steps, own) == [7.0, 7.0, 5.0]
+    assert values_of("argmax(loss by rank)", steps[:2]) == [7.0, 7.0]
+    assert values_of("spread(loss by rank)", steps[:2]) == [3.0, 3.0]
+    assert values_of("max_over(loss by rank)", steps[2:]) == [9.0]
+    assert values_of("min_over(loss by rank)", steps[:1]) == [1.0]
 
 
 def test_vectors_over_groups_leave_the_total_out() -> None:

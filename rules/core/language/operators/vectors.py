@@ -21,7 +21,7 @@ class Over(Operator):
 
     __slots__ = ("_least", "_reckon")
 
-    def __init__(self, reckon: Callable[[Floats, Vector], Floats], least: int = 1) -> None:
+    def __init__(self, reckon: Callable[[Floats], Floats], least: int = 1) -> None:
         self._reckon = reckon
         self._least = least
 
@@ -37,27 +37,40 @@ class Over(Operator):
         fresh = np.logical_or.reduce([member.fresh for member in vector.members])
         usable = known & (~np.isnan(table)).any(axis=0)
         if usable.any():
-            values[usable] = self._reckon(table[:, usable], vector)
+            values[usable] = self._reckon(table[:, usable])
         return Series(values, known, fresh)
 
 
-def _spread(table: Floats, vector: Vector) -> Floats:
+class Argmax(Operator):
+    """``argmax(x by label)``: whose value is the largest: a rank's number, or the place of a label value in the list."""
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the number of the first largest member at each row."""
+        vector: Vector = inputs[0]
+        numbers = np.array(vector.numbers)
+        places = Over(lambda table: np.nanargmax(table, axis=0).astype(np.float64)).feed(frame, inputs)
+        values = np.full(frame.rows, np.nan)
+        chosen = ~np.isnan(places.values)
+        values[chosen] = numbers[places.values[chosen].astype(np.int64)]
+        if vector.largest is not None:
+            values = np.where(chosen & np.isnan(values), vector.largest.values, values)
+        return Series(values, places.known, places.fresh)
+
+
+def _spread(table: Floats) -> Floats:
     found: Floats = np.nanmax(table, axis=0) - np.nanmin(table, axis=0)
     return found
 
 
-def _largest(table: Floats, vector: Vector) -> Floats:
+def _largest(table: Floats) -> Floats:
     found: Floats = np.nanmax(table, axis=0)
     return found
 
 
-def _smallest(table: Floats, vector: Vector) -> Floats:
+def _smallest(table: Floats) -> Floats:
     found: Floats = np.nanmin(table, axis=0)
-    return found
-
-
-def _place(table: Floats, vector: Vector) -> Floats:
-    found: Floats = np.array(vector.numbers)[np.nanargmax(table, axis=0)]
     return found
 
 
@@ -65,5 +78,5 @@ FUNCTIONS = (
     Function("spread", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_spread, least=2)),
     Function("max_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_largest)),
     Function("min_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_smallest)),
-    Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_place)),
+    Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Argmax()),
 )
