@@ -88,9 +88,10 @@ class Polling:
                     self._log.warning("a target file cannot be used", problem=problem)
             self._problems = set(problems)
             new = self._adopt(targets)
+            first = self._submit_due(besides=new)
             if new:
                 wait([self._pool_or_here(polled.source.look) for polled in new])
-            first = [future for polled in self._due() if (future := self._submit(polled)) is not None]
+                first += self._submit_due()
             if not self.first_round.is_set():
                 threading.Thread(target=self._await_first, args=(first,), daemon=True).start()
         except Exception:
@@ -131,10 +132,12 @@ class Polling:
                     new.append(polled)
         return new
 
-    def _due(self) -> list[_Polled]:
+    def _submit_due(self, besides: list[_Polled] | None = None) -> list[Future[None]]:
         now = time.monotonic()
         with self._lock:
-            return [polled for polled in self._polled.values() if not polled.running and polled.due <= now]
+            due = [polled for polled in self._polled.values() if not polled.running and polled.due <= now]
+        submitted = [self._submit(polled) for polled in due if polled not in (besides or [])]
+        return [future for future in submitted if future is not None]
 
     def _submit(self, polled: _Polled) -> Future[None] | None:
         with self._lock:
