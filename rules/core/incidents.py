@@ -35,7 +35,7 @@ def open_incident(run: Run, start_id: str) -> Incident | None:
     return None
 
 
-def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
+def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> None:
     """Let a firing alert open an incident or join the open one."""
     severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
     incident = open_incident(run, alive.start.start_id)
@@ -61,7 +61,6 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
             incident, record.time, record.step, f"{change.rule} fires; it began at step {incident.onset}{uncertain}."
         )
     turn.touch(incident)
-    return incident
 
 
 def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> None:
@@ -242,10 +241,11 @@ def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
         turn.touch(incident)
 
 
-def keep_target(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float) -> None:
-    """Ask the receiver to keep the checkpoint that a rollback would need, once an incident is more than information."""
-    if not turn.settings.receiver or rank(incident.severity) == 0:
+def keep_target(turn: Turn, run: Run, incident: Incident, time: float) -> None:
+    """Ask the receiver once to keep the checkpoint that a rollback would need, when an incident is more than information."""
+    if incident.kept or not turn.settings.receiver or rank(incident.severity) == 0:
         return
+    incident.kept = True
     chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
     if chosen is not None:
         turn.effects.append(pin(incident, chosen.target, turn.settings, time))

@@ -60,22 +60,18 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
     if alive.first_step is None:
         alive.first_step = record.step - record.stride + 1
     _look_at_instruments(turn, alive, record)
-    opened: Incident | None = None
-    known = open_incident(run, alive.start.start_id)
     for change in changes:
         if change.state == "firing":
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
             alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
-            incident = fired(turn, run, alive, record, change)
-            opened = incident if known is None or incident.id != known.id else None
+            fired(turn, run, alive, record, change)
         elif change.state in ("resolved", "unknown"):
             alive.firing.pop(change.rule, None)
             resolved(turn, run, alive, record, change)
-    incident_now = open_incident(run, alive.start.start_id)
-    if incident_now is not None:
-        _judge_incident(turn, run, alive, incident_now, released, bool(changes))
-        if opened is not None:
-            keep_target(turn, run, alive, incident_now, record.time)
+    incident = open_incident(run, alive.start.start_id)
+    if incident is not None:
+        _judge_incident(turn, run, alive, incident, released, bool(changes))
+        keep_target(turn, run, incident, record.time)
     verify(turn, run, alive, record)
     for touched in list(turn.touched.values()):
         if touched.run_uid == run.run_uid:

@@ -173,6 +173,7 @@ class Incident(Struct):
     further_than: int | None = None
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
+    kept: bool = False
     announced: str = ""
     told: int = 0
 

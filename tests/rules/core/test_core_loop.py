@@ -22,9 +22,9 @@ from tests.rules.core.runs import (
     only,
     plan_in,
     shifted,
+    small_pack,
     spike,
     substituted,
-    small_pack,
     under,
 )
 from trainwarden.plan import Plan, check_plan

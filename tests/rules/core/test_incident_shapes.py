@@ -210,5 +210,5 @@ groups:
     first, second = found.incidents
     assert (first["severity"], first["state"]) == ("info", "recovered")
     assert (second["severity"], second["onset_step"]) == ("warning", 500)
-    assert [sent.body["event"] for sent in found.sent("notify")][0] == "opened"
+    assert next(sent.body["event"] for sent in found.sent("notify")) == "opened"
     assert {sent.incident for sent in found.sent("notify")} == {second["id"]}

@@ -9,7 +9,7 @@ from trainwarden.rules.core.attribution.gradient_lead import find
 
 
 def test_a_lead_of_four_steps_points_to_the_optimisation() -> None:
-    norms = gradients({step: 5.0 for step in range(301, 310)})
+    norms = gradients(dict.fromkeys(range(301, 310), 5.0))
     found = find(facts(norms, spike({305: 2.0, 306: 2.0})))
     assert {one.cause for one in found} == {"optimizer_state", "learning_rate"}
     assert "4 steps before" in found[0].says

@@ -27,4 +27,4 @@ def test_a_steady_rate_speaks_against_it() -> None:
 
 
 def test_a_rate_that_is_not_known_says_nothing() -> None:
-    assert find(facts(at(range(0, 400), lr={}))) == []
+    assert find(facts(at(range(400), lr={}))) == []

@@ -19,7 +19,7 @@ def test_after_a_growing_loss_it_is_a_consequence() -> None:
 
 def test_a_batch_without_targets_explains_it() -> None:
     changes = [
-        at(range(0, 400), batch_supervised_tokens=4000.0),
+        at(range(400), batch_supervised_tokens=4000.0),
         at(range(301, 302), batch_supervised_tokens=0.0, loss=math.nan),
     ]
     (found,) = find(facts(*changes))
