@@ -11,11 +11,14 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from trainwarden.signals import DERIVED, LABEL_VALUES, SIGNALS, Series, Signal
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/series.md")
+PAGES = ("README.md", "docs/series.md", "docs/index.md")
 #: The rules that README shows.
 NAMED_RULES = ("TrainingLossSpike", "TrainingGradCollapse", "TrainingPeriodicSpikes")
 #: The info metric is made by the exporter's page and holds no number.
@@ -77,7 +80,25 @@ def _rule(pack: list[str], name: str) -> str:
     return textwrap.dedent("\n".join(pack[start:end]))
 
 
-PARTS: dict[str, Callable[[], str]] = {"series": series, "signals": signals, "labels": labels, "rules": rules}
+def alerts() -> str:
+    """Return one row an alert of the shipped pack, with its page."""
+    groups = yaml.safe_load((ROOT / "rules/packs/default.yml").read_text())["groups"]
+    found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    rows = [(f"[{rule['alert']}](rules/{rule['alert']}.md)", *_labels_of(rule)) for rule in found]
+    return table(("rule", "severity", "verdict"), rows)
+
+
+def _labels_of(rule: dict[str, Any]) -> tuple[str, str]:
+    return str(rule["labels"].get("severity", "")), str(rule["labels"].get("verdict", ""))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "series": series,
+    "signals": signals,
+    "labels": labels,
+    "rules": rules,
+    "alerts": alerts,
+}
 
 
 def generated(text: str) -> str:
