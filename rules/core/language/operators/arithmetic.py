@@ -33,15 +33,18 @@ def power(base: float, exponent: float) -> float:
 class Constant(Operator):
     """A literal: known at every row, measured at none."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("_last", "_value")
 
     def __init__(self, value: float) -> None:
         self._value = value
+        self._last: Series | None = None  # blocks of one stream mostly have one size
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the same number for each row."""
-        known = np.ones(frame.rows, dtype=np.bool_)
-        return Series(np.full(frame.rows, self._value), known, ~known)
+        if self._last is None or len(self._last.values) != frame.rows:
+            known = np.ones(frame.rows, dtype=np.bool_)
+            self._last = Series(np.full(frame.rows, self._value), known, ~known)
+        return self._last
 
 
 class Arithmetic(Operator):

@@ -44,10 +44,6 @@ class Ordered(Operator):
         self._slide(view, view.low[-1], view.high[-1])
         return found
 
-    def load(self, state: Any) -> None:
-        """Sort the loaded history's window again at the next block."""
-        self._started = False
-
     def _slide(self, view: View, low: int, high: int) -> None:
         if low >= self._high:
             self._ordered = sorted(view.values[low:high].tolist())
