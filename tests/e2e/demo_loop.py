@@ -79,6 +79,11 @@ class DemoLoop:
         self.look()
         return self.steps.get(attempt, [0])[-1]
 
+    def attempts(self) -> list[int]:
+        """Return the attempts that made at least one step."""
+        self.look()
+        return sorted(self.steps)
+
     def wait_for_step(self, attempt: int, step: int) -> None:
         """Wait until an attempt has come to a step."""
         wait_until(lambda: self.step(attempt) >= step, PATIENCE, what=f"attempt {attempt} comes to step {step}")
