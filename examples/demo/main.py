@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=2, help="of the weights, the order of the data and the poison (2)")
     parser.add_argument("--dir", type=Path, default=Path(".demo"), help="folder for everything it writes (.demo)")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: its processes must not outlive it
     return run(options.seed, options.dir)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run(seed: int = 2, folder: Path = Path(".demo"), scale: Scale = FULL, console: Console | None = None) -> int:

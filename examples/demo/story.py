@@ -81,7 +81,7 @@ def _seen(record: Step, usual: float) -> str:
     for name, words in (
         ("grad_norm", "gradient norm {:.1f}"),
         ("batch_longest_repeat_tokens", "one byte repeated {:.0f} times"),
-        ("batch_unique_token_ratio", "{:.0%} of all bytes in the batch"),
+        ("batch_unique_token_ratio", "{:.0%} of all byte values in the batch"),
     ):
         value = record.value(name)
         if value is not None and math.isfinite(value):

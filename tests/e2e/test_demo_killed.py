@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -152,3 +154,28 @@ def test_after_the_rollback_kills_of_trainer_and_supervisor_lead_to_the_newest_c
         for attempt in (2, 3):
             (event,) = loop.of_kind("start", attempt)
             assert not event.fields["plan_applied"] or not event.fields["plan_applied"]["reset_optimizer"]
+
+
+def test_a_demo_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    demo = subprocess.Popen([*trainwarden(), "demo", "--dir", str(folder)], stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: len(processes_of(folder)) >= 3, PATIENCE, what="both comparison runs are up")
+        demo.send_signal(signal.SIGTERM)
+        said, _ = demo.communicate(timeout=PATIENCE)
+    finally:
+        demo.kill()
+    assert demo.returncode == 130
+    assert b"interrupted" in said
+    assert processes_of(folder) == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines that name the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+            if os.fsencode(folder) in words:
+                found.append(words.decode(errors="replace").replace("\0", " "))
+    return found
