@@ -20,7 +20,7 @@ from .lineage import describe, follows, take_over
 from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
-from .state import Alive, Checkpoint, Memory, Run, Silence, State, dump_memory, load_memory
+from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, dump_memory, load_memory
 from .stream import Cursor, Gap, admit, flush, pass_time, take
 from .turn import Turn
 
@@ -57,7 +57,12 @@ def load(data: bytes, settings: Settings, pack: Any, engines: AlertSource | None
         StateError: the data was written by another version or is damaged.
     """
     source = engines or Language()
-    return State(settings, pack, source, load_memory(data, pack, source))
+    try:
+        return State(settings, pack, source, load_memory(data, pack, source))
+    except ValueError as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"stored state of the rules: {error}; delete it to begin anew") from None
 
 
 def feed(state: State, value: Input) -> list[Effect]:

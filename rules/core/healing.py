@@ -21,6 +21,14 @@ ERRORS, SDS = 4.0, 1.0
 STILL_FALLING = 0.75
 
 
+def high_now(facts: Facts, records: int) -> bool:
+    """Say whether the newest ``records`` lie above the trend; True where there is no trend to say otherwise."""
+    if facts.trend is None or facts.nonfinite[-1:].any():
+        return True
+    found = shift(facts.trend, facts.steps[-records:], facts.loss[-records:])
+    return found is None or found.excess > max(ERRORS * found.error, SDS * facts.trend.noise)
+
+
 def level(facts: Facts, since: int, level_steps: int) -> Level:
     """Judge the loss of the steps after ``since``, the last with a firing alert.
 

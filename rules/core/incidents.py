@@ -10,7 +10,7 @@ from trainwarden.record import Step
 from .attribution import Cause, attribute
 from .delivery import pin, rank
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
-from .healing import level
+from .healing import high_now, level
 from .onset import onset, uncertainty
 from .seeing import Change
 from .state import Alive, Incident, IncidentState, RuleSeen, Run
@@ -21,6 +21,8 @@ from .verdict import lasting, shape
 
 #: Steps with a firing alert after which an incident is confirmed without the loss.
 PERSISTS = 20
+#: Verdicts of rules that judgement checks against its own trend, over so many newest records.
+LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
 #: Closed incidents that a run remembers.
 REMEMBERED = 20
 #: Records after its opening at which an incident is judged one by one; later, every eighth.
@@ -39,7 +41,7 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> N
     """Let a firing alert open an incident or join the open one."""
     severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
     incident = open_incident(run, alive.start.start_id)
-    if incident is not None and _outgrown(incident, severity, record.step, turn.settings.heal_steps):
+    if incident is not None and _outgrown(incident, severity, change.since, turn.settings.heal_steps):
         close(turn, incident, record.time, record.step, "recovered", "A graver alert opened an incident of its own.")
         incident = None
     fresh = incident is None
@@ -76,9 +78,14 @@ def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -
         turn.note(incident, record.time, record.step, f"{change.rule} is over{unknown}.")
 
 
-def _outgrown(incident: Incident, severity: str, step: int, heal_steps: int) -> bool:
-    """Say whether a lasting piece of information must not swallow a graver alert that comes much later."""
-    return incident.severity == "info" and rank(severity) > 0 and step - incident.opened_step > heal_steps
+def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) -> bool:
+    """Say whether a graver alert is another event than a piece of information before it.
+
+    It is if the information was over when it began, or had lasted for long: a rule that always fires must not swallow it.
+    """
+    if incident.severity != "info" or rank(severity) == 0:
+        return False
+    return since > incident.last_active_step or since - incident.opened_step > heal_steps
 
 
 def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
@@ -93,7 +100,7 @@ def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
         onset=change.since,
         opened_step=record.step,
         opened_time=record.time,
-        severity=change.labels.get("severity", "warning"),
+        severity=believed(change.labels.get("severity", "warning"), change.labels.get("verdict", ""), None),
         verdict=change.labels.get("verdict", "other") or "other",
         last_active_step=record.step,
         follows=predecessor(run, start.attempt),
@@ -122,8 +129,7 @@ def predecessor(run: Run, attempt: int) -> str | None:
 
 def place(incident: Incident, alive: Alive) -> None:
     """Find the onset and what was usual before it, from all rules that joined so far."""
-    grave = [seen for seen in incident.rules.values() if rank(seen.severity) > 0]
-    since = min(seen.since for seen in grave or incident.rules.values())
+    since = min(seen.since for seen in incident.rules.values())
     trend, usual = before_onset(alive.trace, alive.inherited, since)
     incident.onset = onset(alive.trace, since, trend, usual)
     if incident.onset < since:  # what led up to it is no baseline
@@ -224,7 +230,9 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
         why = "the loss is not finite"
     elif high >= need:
         why = f"the loss is above its trend in {high} records"
-    elif any(seen.severity == "critical" and seen.firing for seen in incident.rules.values()):
+    elif any(
+        seen.firing and believed(seen.severity, seen.verdict, facts) == "critical" for seen in incident.rules.values()
+    ):
         why = "a critical rule fires"
     elif incident.last_active_step - incident.onset >= PERSISTS:
         why = f"it has lasted {incident.last_active_step - incident.onset} steps"
@@ -232,6 +240,17 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
         return
     incident.confirmed_step = facts.now
     turn.note(incident, time, facts.now, f"Confirmed: {why}.", "confirmed")
+
+
+def believed(severity: str, offered: str, facts: Facts | None) -> str:
+    """Return the severity that counts of a rule which offers this verdict.
+
+    A critical rule that speaks of the loss's level is a claim, and judgement looks for itself: until the level is seen to be high it
+    counts as a warning. A mean over a window stays high long after a spike is over (case A01).
+    """
+    if severity != "critical" or offered not in LEVEL_CLAIMS:
+        return severity
+    return "critical" if facts is not None and high_now(facts, LEVEL_RECORDS) else "warning"
 
 
 def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:

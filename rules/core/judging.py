@@ -13,6 +13,7 @@ from .aftermath import verify
 from .block import from_steps
 from .delivery import announce
 from .incidents import (
+    believed,
     conclude,
     confirm,
     due,
@@ -84,12 +85,12 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
     if any(seen.firing for seen in incident.rules.values()):
         incident.last_active_step = record.step
     _odd_ranks(incident, released)
-    for seen in incident.rules.values():
-        raise_severity(turn, incident, seen.severity)
     if not (due(incident) or changed):
         return
     facts = facts_of(incident, alive, run)
     cause = conclude(incident, facts, settings.persist_steps)
+    for seen in incident.rules.values():
+        raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
     confirm(turn, incident, facts, record.time)
     if incident.verdict in PERSISTENT and lasting(facts) >= settings.persist_steps:
         raise_severity(turn, incident, "critical")
