@@ -83,6 +83,9 @@ def _executed(turn: Turn, run: Run, alive: Alive, incident: Incident, report: Ap
 def _left_behind(turn: Turn, alive: Alive, incident: Incident, event: Event) -> None:
     """Close an incident whose attempt ended otherwise than by its plan."""
     began = f"Attempt {alive.start.attempt}"
+    if incident.state == "acting" and alive.start.attempt == incident.attempt:
+        turn.note(incident, event.time, event.step, f"{began} restarted in place; the requested rollback is still due.")
+        return
     if incident.state == "acting":
         incident.verdict = MISMATCH
         escalate(turn, incident, event.time, event.step, f"Plan was not applied: {began} began without it.")

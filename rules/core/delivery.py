@@ -14,7 +14,7 @@ from trainwarden.plan import Plan, Target
 from .effects import Deliver
 from .gates import silenced
 from .planning import named
-from .rows import row
+from .rows import evidence, row
 from .settings import Settings
 from .state import Incident
 from .turn import Turn, digest
@@ -121,7 +121,7 @@ def pin(incident: Incident, target: Target, settings: Settings, time: float) -> 
 def _envelope(
     incident: Incident, action: str, plan: Plan, settings: Settings, now: float, expires: float
 ) -> dict[str, Any]:
-    evidence = [webhook.Evidence(kind=one.kind, says=one.says, step=one.step) for one in incident.findings]
+    seen = [webhook.Evidence(**one) for one in evidence(incident)]
     address = settings.report_url
     body: dict[str, Any] = msgspec.to_builtins(
         webhook.Envelope(
@@ -137,7 +137,7 @@ def _envelope(
                 confidence=incident.confidence,
                 plan=plan,
                 expires_at=iso(expires),
-                evidence=evidence,
+                evidence=seen,
                 report_url=None if address is None else address.replace("{id}", incident.id),
             ),
         )

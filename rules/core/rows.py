@@ -42,7 +42,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
         "cheapest_test": incident.cheapest_test or None,
-        "evidence": _evidence(incident),
+        "evidence": evidence(incident),
         "verification": _verification(incident),
         "timeline": [
             {"time": entry.time, "step": entry.step, "state": entry.state, "says": entry.says}
@@ -53,7 +53,7 @@ def row(incident: Incident) -> dict[str, Any]:
     return found
 
 
-def _evidence(incident: Incident) -> list[dict[str, Any]]:
+def evidence(incident: Incident) -> list[dict[str, Any]]:
     """Return each observation once: one that speaks for two causes is two findings."""
     seen = dict.fromkeys((one.kind, one.step, one.says) for one in incident.findings)
     return [{"kind": kind, "step": step, "says": says} for kind, step, says in seen]

@@ -312,6 +312,19 @@ def test_a_restart_without_the_requested_plan_is_a_mismatch() -> None:
     assert (only(played.incidents)["state"], only(played.incidents)["verdict"]) == ("escalated", "mismatch")
 
 
+def test_a_restart_in_place_leaves_the_requested_rollback_due() -> None:
+    played = broken()
+    source = {"attempt": 0, "step": 350, "path": "ckpt/0/350"}
+    again = Attempt(
+        number=0, start_id="in-place", first=351, start={"resumed_from": source}, began=BEGIN + 5e3, end="signal"
+    )
+    played.play(again, live=True, upto=360)
+    assert played.incidents[0]["state"] == "acting"
+    played.play(following(played, start=under(plan_in(played.incidents[0]))), live=True)
+    assert played.incidents[0]["state"] == "recovered"
+    assert len(played.rollbacks) == 1
+
+
 @pytest.mark.parametrize("status", ["refused", "expired", "failed", "undeliverable"])
 def test_a_request_that_comes_to_nothing_is_handed_to_a_person(status: Any) -> None:
     played = broken()
@@ -394,6 +407,13 @@ def test_nothing_is_done_within_the_warm_up() -> None:
     played.play(BROKEN, live=True, upto=390)
     assert played.rollbacks == []
     assert only(played.incidents)["held_by"] == "warm_up"
+
+
+def test_a_run_that_was_just_rolled_back_is_left_alone_for_the_cool_down() -> None:
+    played = broken(cooldown_steps=200, warmup_steps=0)
+    played.play(following(played, 1, dirty(351, 600)), live=True, upto=430)
+    assert played.incidents[1]["held_by"] == "cool_down"
+    assert len(played.rollbacks) == 1
 
 
 def test_no_rollback_is_made_where_none_is_allowed() -> None:
