@@ -1,14 +1,16 @@
 """The drain thread: takes closed steps and events in order, waits for their values, and has them recorded.
 
-The training thread puts items on a queue that never blocks it. Here their arrival is polled in plain host memory; no CUDA
-call is made. The thread is a daemon: it never keeps a training process alive.
+The training thread appends items to a deque, which takes no lock and wakes nobody: to be woken, this thread would have to take
+the processor or the interpreter from the one that trains. It looks by itself, every few milliseconds, and steps aside between
+two items. That values have arrived is read off plain host memory; no CUDA call is made. The thread is a daemon: it never
+keeps a training process alive.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +24,8 @@ from .recorder import Recorder
 from .sheet import Reading
 from .staging import Staged
 
-#: Seconds between two looks at a sequence word, and between two looks at an idle disk.
-POLL_SECONDS = 0.001
-IDLE_SECONDS = 0.5
+#: Seconds between two looks for new items, and for values that are still on their way.
+POLL_SECONDS, WORD_SECONDS = 0.01, 0.002
 #: Longest time that a record waits for those behind it before it goes to the disk.
 FLUSH_SECONDS = 0.05
 #: Closed steps that may wait for the drain thread; beyond, steps are dropped and counted.
@@ -72,7 +73,8 @@ class Drain(threading.Thread):
 
     def __init__(self, recorder: Recorder, notices: Notices) -> None:
         super().__init__(name="trainwarden-drain", daemon=True)
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._queue: deque[Item] = deque()
+        self._finish = threading.Event()
         self._recorder = recorder
         self._notices = notices
         self._deadline: float | None = None
@@ -83,42 +85,42 @@ class Drain(threading.Thread):
     @property
     def lag(self) -> int:
         """Items that wait."""
-        return self._queue.qsize()
+        return len(self._queue)
 
     def submit(self, item: Item) -> None:
         """Queue an item; a step is dropped where too many wait already. Never blocks."""
-        if isinstance(item, ClosedStep) and self._queue.qsize() >= PENDING:
+        if isinstance(item, ClosedStep) and len(self._queue) >= PENDING:
             self.dropped += 1
             self._notices.say("dropped steps", f"more than {PENDING} steps wait to be recorded: steps are left out")
             return
-        self._queue.put(item)
+        self._queue.append(item)
 
     def finish(self, seconds: float) -> bool:
         """Have everything queued so far recorded, then end. Returns whether that was done within ``seconds``."""
         self._deadline = time.monotonic() + seconds
-        self._queue.put(None)
+        self._finish.set()
         return self._done.wait(seconds)
 
     def run(self) -> None:
         """Work until :meth:`finish`."""
-        flushed = 0.0
         try:
-            while True:
-                try:
-                    item = self._queue.get(timeout=IDLE_SECONDS)
-                except queue.Empty:
-                    self._guarded(self._recorder.flush)
-                    continue
-                if item is None:
-                    break
-                self._guarded(self._handle, item)
-                now = time.monotonic()
-                if self._queue.empty() or now - flushed > FLUSH_SECONDS:
-                    self._guarded(self._recorder.flush)
-                    flushed = now
+            while not self._finish.wait(POLL_SECONDS):
+                self._work()
+            self._work()
             self._guarded(self._recorder.close)
         finally:
             self._done.set()
+
+    def _work(self) -> None:
+        """Handle all items that wait."""
+        flushed = time.monotonic()
+        while self._queue:
+            self._guarded(self._handle, self._queue.popleft())
+            if time.monotonic() - flushed > FLUSH_SECONDS:
+                self._guarded(self._recorder.flush)
+                flushed = time.monotonic()
+            time.sleep(0)  # let the training thread have the interpreter
+        self._guarded(self._recorder.flush)
 
     def _guarded(self, function: Any, *arguments: Any) -> None:
         try:
@@ -155,5 +157,5 @@ class Drain(threading.Thread):
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self.dropped += 1
                 return False
-            time.sleep(POLL_SECONDS)
+            time.sleep(WORD_SECONDS)
         return True

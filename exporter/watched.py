@@ -13,16 +13,20 @@ from trainwarden.signals import GROUPS
 from .groups import group_of
 from .measure import DEVICE_BLOCK
 
+_PLAIN = (torch.Tensor, nn.Parameter)
+
 
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor: the shard of a DTensor, else the tensor itself. No collective is issued."""
-    shard = getattr(tensor, "_local_tensor", None)
-    return tensor.detach() if shard is None else shard.detach()
+    if type(tensor) in _PLAIN:
+        return tensor
+    shard: Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor if shard is None else shard
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Say whether other ranks hold other parts of this tensor (a DTensor)."""
-    return hasattr(tensor, "_local_tensor")
+    return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor")
 
 
 class Watched:

@@ -118,11 +118,12 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     states = [update.optimizer.state.get(parameter, {}) for _, parameter in members]
     adam = is_adam(update.optimizer) and all("exp_avg_sq" in state for state in states) and bool(states)
     rates, roots = adam_factors(update.optimizer, group, [state["step"] for state in states]) if adam else ([], [])
+    names = _needed(update, group, adam)
     open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str]], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
-        tensors = {"param": local(parameter), "grad": update.gradients[at]}
-        for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"):
-            value = state.get(name)
+        tensors = {"param": local(parameter)}
+        for name in names:
+            value = update.gradients[at] if name == "grad" else state.get(name)
             if isinstance(value, torch.Tensor) and local(value).shape == tensors["param"].shape:
                 tensors[name] = local(value)
         device = tensors["param"].device
@@ -140,6 +141,14 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     yield from open_chunks.values()
 
 
+def _needed(update: Update, group: dict[str, Any], adam: bool) -> tuple[str, ...]:
+    """Return what is read beside the parameters, by its name in the optimizer's state."""
+    if is_sgd(update.optimizer):
+        momentum = ("momentum_buffer",) if group["momentum"] else ()
+        return momentum if momentum and not group["nesterov"] else ("grad", *momentum)
+    return (*MOMENTS, "max_exp_avg_sq") if adam and group["amsgrad"] else MOMENTS
+
+
 def _intended(update: Update, group: dict[str, Any], lists: dict[str, list[Tensor]]) -> list[Tensor] | None:
     if is_adam(update.optimizer) and "rate" in lists and "exp_avg" in lists:
         second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
@@ -148,5 +157,5 @@ def _intended(update: Update, group: dict[str, Any], lists: dict[str, list[Tenso
         )
     if is_sgd(update.optimizer):
         buffers = lists.get("momentum_buffer") if group["momentum"] else None
-        return sgd_update(group, lists["param"], lists["grad"], buffers)
+        return sgd_update(group, lists["param"], lists.get("grad", []), buffers)
     return None

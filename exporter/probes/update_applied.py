@@ -18,13 +18,12 @@ from trainwarden.record import Value
 SAMPLE = 1024
 
 
-def sample(tensor: Tensor) -> Tensor:
-    """Return at most about :data:`SAMPLE` elements, spread evenly over rows and columns, in float32 or better; a copy."""
-    flat = tensor.reshape(-1)
-    stride = max(1, flat.numel() // SAMPLE)
+def stride_of(tensor: Tensor) -> int:
+    """Return the stride that leaves about :data:`SAMPLE` elements, spread evenly over rows and columns."""
+    stride = max(1, tensor.numel() // SAMPLE)
     while tensor.ndim > 1 and stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
         stride += 1  # a divisor of the row would hit the same columns again and again
-    return full_precision([flat[::stride].clone()])[0]
+    return stride
 
 
 class UpdateApplied(Probe):
@@ -36,27 +35,37 @@ class UpdateApplied(Probe):
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._last_groups: dict[str, float] = {}
+        self._strides: dict[int, int] = {}
 
     def before(self, update: Update) -> None:
         """Keep a sample."""
-        update.kept["sample"] = [sample(local(parameter)) for parameter in update.params]
+        update.kept["sample"] = [self._sample(members) for members in self._buckets(update)]
 
     def after(self, update: Update) -> None:
-        """Take the same sample again."""
-        old: list[Tensor] | None = update.kept.pop("sample", None)
-        if not old:
-            return
-        new = [sample(local(parameter)) for parameter in update.params]
-        buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for at, tensor in enumerate(new):
-            buckets.setdefault((tensor.device, tensor.dtype), []).append(at)
-        for members in buckets.values():
-            later = [new[at] for at in members]
-            changes = list(torch._foreach_sub(later, [old[at] for at in members]))
-            which = np.array([update.indices[at] for at in members], dtype=np.int64)
-            sizes = np.array([tensor.numel() for tensor in later], dtype=np.float64)
-            update.sheet.add("applied_norms", torch.stack(foreach_norm(changes)), (which, sizes))
-            update.sheet.add("applied_weights", torch.stack(foreach_norm(later)), (which, sizes))
+        """Take the same sample again and put down how far it moved, parameter by parameter."""
+        old: list[Tensor] = update.kept.pop("sample", [])
+        for before, members in zip(old, self._buckets(update), strict=True):
+            after = self._sample(members)
+            sizes = [-(-tensor.numel() // stride) for _, tensor, stride in members]
+            which = np.array([index for index, _, _ in members], dtype=np.int64)
+            meta = (which, np.array(sizes, dtype=np.float64))
+            for name, values in (("applied_norms", after - before), ("applied_weights", after)):
+                update.sheet.add(name, torch.stack(foreach_norm(list(torch.split(values, sizes)))), meta)
+
+    def _buckets(self, update: Update) -> list[list[tuple[int, Tensor, int]]]:
+        """Return (index, tensor, stride) of the parameters by device and type."""
+        buckets: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor, int]]] = {}
+        for index, parameter in zip(update.indices, update.params, strict=True):
+            tensor = local(parameter)
+            stride = self._strides.get(index)
+            if stride is None:
+                stride = self._strides[index] = stride_of(tensor)
+            buckets.setdefault((tensor.device, tensor.dtype), []).append((index, tensor, stride))
+        return list(buckets.values())
+
+    def _sample(self, members: list[tuple[int, Tensor, int]]) -> Tensor:
+        """Return the samples of some parameters end to end, in float32 or better; a copy."""
+        return full_precision([torch.cat([tensor.reshape(-1)[::stride] for _, tensor, stride in members])])[0]
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the ratio of the two root mean squares, each parameter weighing by its size."""

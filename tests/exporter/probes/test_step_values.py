@@ -106,7 +106,9 @@ def test_step_time_is_the_time_from_end_to_end(tmp_path: Path) -> None:
 def test_optimizer_step_counts_updates_and_not_steps(tmp_path: Path) -> None:
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    train(model, optimizer, watch(model, optimizer, tmp_path / "before"), 3)
+    before = watch(model, optimizer, tmp_path / "before")
+    train(model, optimizer, before, 3)
+    before.close()
     exporter = watch(model, optimizer, tmp_path / "after", cadence=1)
     train(model, optimizer, exporter, 2)
     assert [record.value("optimizer_step") for record in steps(exporter, tmp_path / "after")] == [4.0, 5.0]
