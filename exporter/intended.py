@@ -8,7 +8,7 @@ torch.optim (adam.py, adamw.py, sgd.py), with the corrections in float64 as its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,13 @@ def is_sgd(optimizer: torch.optim.Optimizer) -> bool:
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether the intended update of this optimizer can be told from its state."""
     return is_adam(optimizer) or is_sgd(optimizer)
+
+
+def has_factors(group: Group, steps: Sequence[Any]) -> bool:
+    """Say whether rate and step counts can be combined where they are, without a copy between devices."""
+    rate = group["lr"]
+    places = {step.device for step in steps if isinstance(step, torch.Tensor)}
+    return len(places) <= 1 and (not isinstance(rate, torch.Tensor) or places <= {rate.device})
 
 
 def adam_factors(
@@ -78,15 +85,23 @@ def adam_update(
     (p + u) / (1 - k) and the whole update u + k * old = (u + k * p) / (1 - k).
     """
     divisors = torch._foreach_sqrt(full_precision(second))
-    torch._foreach_div_(divisors, roots)
+    _scale_each(torch.Tensor.div_, divisors, roots)
     torch._foreach_add_(divisors, group["eps"])
     updates = torch._foreach_div(full_precision(first), divisors)
-    torch._foreach_mul_(updates, rates)
+    _scale_each(torch.Tensor.mul_, updates, rates)
     decay = _decay(optimizer, group)
     if isinstance(decay, torch.Tensor) or decay != 0.0:
         factor = decay / (1 - decay)
         torch._foreach_add_(updates, torch._foreach_mul(full_precision(params), factor))
     return list(updates)
+
+
+def _scale_each(
+    operation: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], factors: list[Tensor]
+) -> None:
+    """Apply an in-place operation to each tensor with its 0-dimensional factor, which may be on the host without a copy."""
+    for tensor, factor in zip(tensors, factors, strict=True):
+        operation(tensor, factor)
 
 
 def sgd_update(

@@ -24,6 +24,9 @@ from trainwarden.signals import DERIVED, LABEL_VALUES, PHASES, SIGNALS, WINDOW_S
 
 Labels = tuple[str, ...]
 
+#: The signals that the exporter itself measures; the others come from other tools' logs and have no series here.
+PROBED = tuple(signal for signal in SIGNALS if signal.probed)
+
 #: A window is kept in buckets of this many seconds: its memory does not grow with the rate of the steps.
 BUCKET_SECONDS = 0.25
 #: Decay of the loss's moving average: the classic rule of 1.5 x EMA(0.98).
@@ -88,7 +91,7 @@ class Page(Collector):
         self._grad = Window(window_seconds)
         self._ema = 0.0
         self._weight = 0.0
-        for signal in SIGNALS:
+        for signal in PROBED:
             # Rates go by the optimizer's parameter groups, whose names are not known beforehand.
             for labels in [("all",)] if signal.name == "lr" else _label_sets(signal.labels):
                 self._put(signal.series, labels, 0.0)
@@ -125,7 +128,7 @@ class Page(Collector):
         """Take over a finished record."""
         now = time.monotonic()
         with self._lock:
-            for signal in SIGNALS:
+            for signal in PROBED:
                 value = step.signals.get(signal.name)
                 if value is not None:
                     self._signal(signal, value)
@@ -178,7 +181,7 @@ class Page(Collector):
             "Identity of the run; join it on run and rank.",
             {"run": self._base[0], "rank": self._base[1], **info},
         )
-        for signal in SIGNALS:
+        for signal in PROBED:
             shown = exemplar if signal.name == "samples_seen" else None
             yield self._family(
                 signal.series, signal.help, signal.type, signal.labels, values.get(signal.series, {}), shown

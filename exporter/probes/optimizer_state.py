@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwarden.exporter.intended import adam_factors, adam_update, is_adam, is_known, is_sgd, sgd_update
+from trainwarden.exporter.intended import adam_factors, adam_update, has_factors, is_adam, is_known, is_sgd, sgd_update
 from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_BLOCK, blocks, foreach_norm
 from trainwarden.exporter.probes.probe import Probe, Update
 from trainwarden.exporter.sheet import Reading
@@ -116,7 +116,8 @@ class OptimizerState(Probe):
 def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tensor]]) -> Iterator[_Chunk]:
     """Yield the blocks of a parameter group, and of the state that goes with them, in bounded chunks."""
     states = [update.optimizer.state.get(parameter, {}) for _, parameter in members]
-    adam = is_adam(update.optimizer) and all("exp_avg_sq" in state for state in states) and bool(states)
+    adam = bool(states) and is_adam(update.optimizer) and all("exp_avg_sq" in state for state in states)
+    adam = adam and has_factors(group, [state["step"] for state in states])
     rates, roots = adam_factors(update.optimizer, group, [state["step"] for state in states]) if adam else ([], [])
     names = _needed(update, group, adam)
     open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str]], _Chunk] = {}
