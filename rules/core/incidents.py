@@ -239,7 +239,7 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
     else:
         return
     incident.confirmed_step = facts.now
-    turn.note(incident, time, facts.now, f"Confirmed: {why}.", "confirmed")
+    turn.note(incident, time, facts.now, f"{why[0].upper()}{why[1:]}: confirmed.", "confirmed")
 
 
 def believed(severity: str, offered: str, facts: Facts | None) -> str:
