@@ -37,6 +37,7 @@ from .probes.samples import Samples
 from .probes.step_time import StepTime
 from .probes.update_applied import UpdateApplied
 from .recorder import Recorder
+from .reports import Reports
 from .series import Page
 from .serving import Serving
 from .settings import Settings
@@ -59,6 +60,7 @@ class Parts:
     drain: Drain
     page: Page
     serving: Serving
+    reports: Reports
     fields: dict[str, Any]
 
 
@@ -142,7 +144,8 @@ def assemble(
     serving.start(notices)
     drain.start()
     observer.attach()
-    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, fields)
+    reports = Reports(drain, staging, watched, notices)
+    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields)
 
 
 def _token(folder: RunFolder, notices: Notices) -> str | None:

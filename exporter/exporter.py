@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from trainwarden.plan import Target
-from trainwarden.record import Event
 from trainwarden.runfolder import RunFolder
 
 from .assembly import Parts, assemble
-from .drain import Call, ClosedStep, Fetch, Happened
+from .drain import Call, ClosedStep
 from .ending import Ending
 from .loader import watch
-from .measure import norms
 from .notices import Notices
 from .resume import Resume
 from .settings import Settings, disabled
-from .sheet import Reading, Sheet
-from .watched import local
+from .sheet import Reading
 
 #: Longest time that closing waits for values that are still on their way.
 DRAIN_SECONDS = 5.0
@@ -102,7 +99,6 @@ class Exporter:
         self._loaders: list[Any] = []
         self._batches: list[Any] = []
         self._resume: Resume | None = None
-        self._early: list[Happened] = []
         self._parts: Parts | None = None
         self._ending: Ending | None = None
         if disabled():
@@ -232,16 +228,7 @@ class Exporter:
         if parts is None:
             return
         try:
-            where = str(Path(path).absolute())
-            late: dict[str, Any] = {"finite": finite}
-            if finite is None:
-                with torch.no_grad():
-                    self._look_for_nonfinite(parts, late)
-            done = getattr(future, "upload_completion", future)
-            if done is None:
-                self._report_checkpoint(step, where, late)
-            else:
-                done.add_done_callback(lambda finished: self._saved(finished, step, where, late))
+            parts.reports.checkpoint(step, path, future, finite)
         except Exception as error:
             self._notices.fault("reporting a checkpoint", error)
 
@@ -254,15 +241,7 @@ class Exporter:
         if parts is None:
             return
         try:
-            late: dict[str, Any] = {}
-            sheet = Sheet()
-            for name, value in list(fields.items()):
-                if isinstance(value, torch.Tensor) and value.numel() == 1:
-                    sheet.add(name, fields.pop(name).detach())
-            with torch.no_grad():
-                self._fetch(parts, sheet, lambda values: late.update({name: float(v[0]) for name, v in values.items()}))
-            step = fields.pop("step", self._step)
-            self._submit(Event(kind=str(kind), time=time.time(), step=step, fields=fields), late)
+            parts.reports.event(kind, fields.pop("step", self._step), fields)
         except Exception as error:
             self._notices.fault("recording an event", error)
 
@@ -300,18 +279,28 @@ class Exporter:
         """Apply the plan, and record the start event and what came before it."""
         self._started = True
         loader = self._loaders[-1] if self._loaders else None
-        applied = None
-        resume = self._read_resume()
-        if resumed:
-            applied = resume.apply(self._optimizers, self._step + 1, loader)
-            parts.observer.factor = resume.lr_factor
-        elif resume.plan is not None:
-            self._notices.say(
-                "plan", f"plan {resume.plan.plan_id} is in force but exporter.resumed(step) was not called: not applied"
-            )
-        target = resume.target if resumed and self._step > 0 else None
-        known = target is not None and target.step == self._step
-        parts.fields.update(
+        applied, target, notices = None, None, []
+        try:
+            resume = self._read_resume()
+            if resumed:
+                applied = resume.apply(self._optimizers, self._step + 1, loader)
+                parts.observer.factor = resume.lr_factor
+                target = resume.target
+            elif resume.plan is not None:
+                plan_id = resume.plan.plan_id
+                self._notices.say(
+                    "plan", f"plan {plan_id} is in force, but without exporter.resumed(step): not applied"
+                )
+            notices = resume.notices
+        except Exception as error:
+            self._notices.fault("carrying out the plan", error)
+        resumed_from: dict[str, Any] | None = None
+        if self._step > 0:
+            resumed_from = {"attempt": None, "step": self._step, "path": None}
+            if target is not None and target.step == self._step:
+                resumed_from = {"attempt": target.attempt, "step": target.step, "path": target.path}
+        fields = dict(
+            parts.fields,
             clipping=parts.observer.clips or None,
             replayable=bool(loader is not None and loader.replayable),
             loader_kind=None if loader is None else loader.kind,
@@ -319,11 +308,9 @@ class Exporter:
             dataset=None if loader is None else loader.dataset_name,
             batch_size=None if loader is None else loader.batch_size,
             dataset_size=None if loader is None else loader.dataset_size,
-            resumed_from={"attempt": target.attempt, "step": target.step, "path": target.path}
-            if known and target is not None
-            else ({"attempt": None, "step": self._step, "path": None} if self._step > 0 else None),
+            resumed_from=resumed_from,
             plan_applied=applied,
-            notices=[*resume.notices, *([] if loader is None else loader.notices), *self._notices.said],
+            notices=[*notices, *([] if loader is None else loader.notices), *self._notices.said],
         )
         if resumed:  # without, the first step's sheet is open already
             parts.observer.begin(self._step + 1)
@@ -331,21 +318,20 @@ class Exporter:
         parts.drain.submit(
             Call(lambda: parts.recorder.begin(begun, lambda: list(parts.folder.journal_files(rank))[::-1]))
         )
-        parts.drain.submit(Happened(Event(kind="start", time=time.time(), step=self._step, fields=dict(parts.fields))))
-        for early in self._early:
-            parts.drain.submit(early)
-        self._early.clear()
+        parts.reports.begin(fields, self._step)
 
     def _close(self, parts: Parts, loss: Tensor | float | None) -> None:
         observer, number = parts.observer, self._step + 1
         if self._phase == "init":
             self._show_phase("train")
         try:
-            loader = next((loader for loader in reversed(self._loaders)), None)
-            consumed = None if loader is None else loader.consumed()
+            consumed, host = None, observer.sheet.host
+            for loader in reversed(self._loaders):
+                consumed = loader.consumed()
+                if consumed is not None:
+                    host["can_substitute"] = "substitute" in loader.can_skip
+                    break
             batches = self._batches or ([] if consumed is None else consumed.batches)
-            if loader is not None:
-                observer.sheet.host["can_substitute"] = "substitute" in loader.can_skip
             sheet = observer.close(loss, consumed, batches)
             staged = parts.staging.send(sheet)
             if staged is None:
@@ -361,45 +347,6 @@ class Exporter:
             if self._resume is not None:
                 self._resume.closed(number)
             observer.begin(number + 1)
-
-    def _look_for_nonfinite(self, parts: Parts, late: dict[str, Any]) -> None:
-        tensors = [local(parameter) for parameter in parts.watched.params]
-        tensors = [tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]
-        sheet = Sheet()
-        for _, sizes in norms(tensors, range(len(tensors))):
-            sheet.add("nonfinite", (~torch.isfinite(sizes)).sum())
-        self._fetch(parts, sheet, lambda values: late.update(finite=not values["nonfinite"].any()))
-
-    def _fetch(self, parts: Parts, sheet: Sheet, take: Callable[[dict[str, Any]], None]) -> None:
-        staged = parts.staging.send(sheet) if sheet.tensors else None
-        if staged is not None:
-            parts.drain.submit(Fetch(staged, take))
-
-    def _saved(self, finished: Any, step: int, path: str, late: dict[str, Any]) -> None:
-        """An asynchronous save is done; called on whatever thread did it."""
-        try:
-            failure = _failure(finished)
-            if failure is not None:
-                self._notices.fault(f"asynchronous save of {path}", failure)
-                fields = {"path": path, "complete": False, "error": str(failure)}
-                self._submit(Event(kind="checkpoint", time=time.time(), step=step, fields=fields))
-            elif self._live() is not None:
-                self._report_checkpoint(step, path, late)
-        except Exception as error:
-            self._notices.fault("reporting a checkpoint", error)
-
-    def _report_checkpoint(self, step: int, path: str, late: dict[str, Any]) -> None:
-        fields: dict[str, Any] = {"path": path, "complete": True}
-        self._submit(Event(kind="checkpoint", time=time.time(), step=step, fields=fields), late)
-
-    def _submit(self, event: Event, late: dict[str, Any] | None = None) -> None:
-        parts = self._parts
-        if parts is None or self._finished:
-            return
-        if self._started:
-            parts.drain.submit(Happened(event, late))
-        else:
-            self._early.append(Happened(event, late))
 
     def _enter(self, name: str) -> None:
         if self._live() is not None and name != self._phase:
@@ -417,11 +364,8 @@ class Exporter:
         if parts is None:
             return
         try:
-            if self._started:
-                self._show_phase("exit")
-                self._submit(
-                    Event(kind="exit", time=time.time(), step=self._step, fields={"reason": reason, "code": code})
-                )
+            self._show_phase("exit")
+            parts.reports.end(reason, code, self._step)
             self._finished = True
             parts.observer.detach()
             if not parts.drain.finish(DRAIN_SECONDS):
@@ -454,18 +398,6 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
     if not several:
         raise TypeError("optimizer: an empty sequence")
     return several
-
-
-def _failure(finished: Any) -> BaseException | None:
-    """Return the exception of a finished future, of whichever kind, or None."""
-    if hasattr(finished, "exception"):
-        failure: BaseException | None = finished.exception()
-        return failure
-    try:
-        finished.value()
-    except Exception as error:
-        return error
-    return None
 
 
 _alive: weakref.WeakSet[Exporter] = weakref.WeakSet()

@@ -16,9 +16,10 @@ _NORM_NAME = re.compile(
 )
 _EMBEDDING = re.compile(r"(^|\.)(wte|wpe|\w*embed(ding)?s?|embed_\w+|shared)(\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|head|output|embed_out|classifier|score|\w+_head)(\.|$)")
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _ATTENTION = re.compile(r"(^|\.)(attn|\w*attention|\w+_attn|attn_\w+|[qkvo]_proj|qkv\w*|c_attn|w[qkvo])(\.|$)")
 _MLP = re.compile(
-    r"(^|\.)(\w*mlp|ffn?|feed_?forward|fc_?\w*|c_fc|experts?|gate_proj|up_proj|down_proj|w[123]|linear[12])(\.|$)"
+    r"(^|\.)(\w*mlp|ffn?|feed_?forward|fc_?\w*|c_fc|experts?|gate_proj|up_proj|down_proj|w[123]|linear[12]|intermediate|output)(\.|$)"
 )
 
 
@@ -31,12 +32,12 @@ def group_of(name: str, owner: nn.Module | None) -> str:
     kind = type(owner).__name__.lower() if owner is not None else ""
     if "norm" in kind or _NORM_NAME.search(path):
         return "norm"
+    if _HEAD.search(path) and not _NUMBERED.search(path):  # "output" inside a numbered block is that block's own
+        return "head"
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag) or _EMBEDDING.search(path):
         return "embedding"
     if isinstance(owner, nn.MultiheadAttention) or _ATTENTION.search(path):
         return "attention"
     if _MLP.search(path):
         return "mlp"
-    if _HEAD.search(path):
-        return "head"
     return "other"

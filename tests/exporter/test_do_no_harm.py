@@ -80,7 +80,6 @@ def test_a_probe_that_raises_costs_its_own_signals_and_is_said_once(
         "trainwarden.exporter.assembly.establish",
         "trainwarden.exporter.assembly.Watched",
         "trainwarden.exporter.serving.Server",
-        "trainwarden.exporter.exporter.Resume.read",
     ],
 )
 def test_a_fault_anywhere_inside_stops_nothing(
@@ -92,6 +91,18 @@ def test_a_fault_anywhere_inside_stops_nothing(
     monkeypatch.setattr(place, broken)
     assert same(weights_after(tmp_path), weights_after(None))
     assert 1 <= len([record for record in caplog.records if "planted" in record.getMessage()]) <= 2
+
+
+def test_a_fault_in_reading_the_plan_costs_the_plan_and_not_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "planted")
+
+    monkeypatch.setattr("trainwarden.exporter.exporter.Resume.read", broken)
+    assert same(weights_after(tmp_path), weights_after(None))
+    assert len([line for line in lines(tmp_path) if isinstance(line, Step)]) == 5
+    assert "planted" in events(tmp_path, "start")[0].fields["notices"][0]
 
 
 def test_a_folder_that_cannot_be_written_costs_the_journal_and_not_the_page(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""What a trainer reports beside its steps: events, and checkpoints with whether they are finite.
+
+All of it goes to the drain thread in the order in which it happened, behind the start event; values on a device are fetched as
+those of a step are. May be called from any thread: asynchronous saves end where they end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwarden.record import Event
+
+from .drain import Drain, Fetch, Happened
+from .measure import norms
+from .notices import Notices
+from .sheet import Sheet
+from .staging import Staging
+from .watched import Watched, local
+
+
+class Reports:
+    """The events of one start. Until :meth:`begin` they are kept back."""
+
+    def __init__(self, drain: Drain, staging: Staging, watched: Watched, notices: Notices) -> None:
+        self._drain = drain
+        self._staging = staging
+        self._watched = watched
+        self._notices = notices
+        self._early: list[Happened] | None = []
+        self._ended = False
+
+    def begin(self, fields: dict[str, Any], step: int) -> None:
+        """Record the start event, and behind it what was reported before."""
+        self._drain.submit(Happened(Event(kind="start", time=time.time(), step=step, fields=fields)))
+        early, self._early = self._early, None
+        for event in early or ():
+            self._drain.submit(event)
+
+    def end(self, reason: str, code: int | None, step: int) -> None:
+        """Record the exit event of a run that began; nothing comes after it."""
+        if self._early is None:
+            self._put("exit", step, {"reason": reason, "code": code})
+        self._ended = True
+
+    def event(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+        """Record an event; a field that is a tensor with one element becomes its value."""
+        late: dict[str, Any] = {}
+        sheet = Sheet()
+        plain: dict[str, Any] = {}
+        for name, value in fields.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                sheet.add(name, value)
+            else:
+                plain[name] = value
+        with torch.no_grad():
+            self._fetch(sheet, lambda values: late.update({name: float(v[0]) for name, v in values.items()}))
+        self._put(str(kind), step, plain, late)
+
+    def checkpoint(self, step: int, path: str | os.PathLike[str], future: Any, finite: bool | None) -> None:
+        """Record that a checkpoint is complete, now or when ``future`` is done."""
+        where = str(Path(path).absolute())
+        late: dict[str, Any] = {"finite": finite}
+        if finite is None:
+            self._look_for_nonfinite(late)
+        done = getattr(future, "upload_completion", future)
+        if done is None:
+            self._put("checkpoint", step, {"path": where, "complete": True}, late)
+        else:
+            done.add_done_callback(lambda finished: self._saved(finished, step, where, late))
+
+    def _look_for_nonfinite(self, late: dict[str, Any]) -> None:
+        tensors = [local(parameter) for parameter in self._watched.params]
+        tensors = [tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]
+        sheet = Sheet()
+        with torch.no_grad():
+            for _, sizes in norms(tensors, range(len(tensors))):
+                sheet.add("nonfinite", (~torch.isfinite(sizes)).sum())
+            self._fetch(sheet, lambda values: late.update(finite=not values["nonfinite"].any()))
+
+    def _fetch(self, sheet: Sheet, take: Callable[[dict[str, Any]], None]) -> None:
+        staged = self._staging.send(sheet) if sheet.tensors else None
+        if staged is not None:
+            self._drain.submit(Fetch(staged, take))
+
+    def _saved(self, finished: Any, step: int, path: str, late: dict[str, Any]) -> None:
+        """An asynchronous save is done; called on whatever thread did it."""
+        try:
+            failure = _failure(finished)
+            if failure is None:
+                self._put("checkpoint", step, {"path": path, "complete": True}, late)
+            else:
+                self._notices.fault(f"asynchronous save of {path}", failure)
+                self._put("checkpoint", step, {"path": path, "complete": False, "error": str(failure)})
+        except Exception as error:
+            self._notices.fault("reporting a checkpoint", error)
+
+    def _put(self, kind: str, step: int, fields: dict[str, Any], late: dict[str, Any] | None = None) -> None:
+        if self._ended:
+            return
+        happened = Happened(Event(kind=kind, time=time.time(), step=step, fields=fields), late)
+        if self._early is None:
+            self._drain.submit(happened)
+        else:
+            self._early.append(happened)
+
+
+def _failure(finished: Any) -> BaseException | None:
+    """Return the exception of a finished future, of whichever kind, or None."""
+    if hasattr(finished, "exception"):
+        failure: BaseException | None = finished.exception()
+        return failure
+    try:
+        finished.value()
+    except Exception as error:
+        return error
+    return None
