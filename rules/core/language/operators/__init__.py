@@ -7,24 +7,22 @@ from types import MappingProxyType
 
 from trainwarden.rules.core.language.operator import Function
 
-from . import (
-    averages,
-    baselines,
-    counting,
-    cycles,
-    elementary,
-    moments,
-    order,
-    presence,
-    trend,
-    vectors,
-)
+from .averages import FUNCTIONS as AVERAGES
+from .baselines import FUNCTIONS as BASELINES
+from .counting import FUNCTIONS as COUNTING
+from .cycles import FUNCTIONS as CYCLES
+from .elementary import FUNCTIONS as ELEMENTARY
+from .moments import FUNCTIONS as MOMENTS
+from .order import FUNCTIONS as ORDER
+from .presence import FUNCTIONS as PRESENCE
+from .trend import FUNCTIONS as TREND
+from .vectors import FUNCTIONS as VECTORS
 
 #: The functions of the language by name.
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
         function.name: function
-        for family in (averages, baselines, counting, cycles, elementary, moments, order, presence, trend, vectors)
-        for function in family.FUNCTIONS
+        for family in (AVERAGES, BASELINES, COUNTING, CYCLES, ELEMENTARY, MOMENTS, ORDER, PRESENCE, TREND, VECTORS)
+        for function in family
     }
 )
