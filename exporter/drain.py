@@ -24,8 +24,10 @@ from .recorder import Recorder
 from .sheet import Reading
 from .staging import Staged
 
-#: Seconds between two looks for new items, and for values that are still on their way.
-POLL_SECONDS, WORD_SECONDS = 0.01, 0.002
+#: Shortest and longest time between two looks for new items; in between, an eighth of the time from item to item.
+POLL_SECONDS = (0.005, 0.05)
+#: Seconds between two looks for values that are still on their way.
+WORD_SECONDS = 0.002
 #: Longest time that a record waits for those behind it before it goes to the disk.
 FLUSH_SECONDS = 0.05
 #: Closed steps that may wait for the drain thread; beyond, steps are dropped and counted.
@@ -104,7 +106,11 @@ class Drain(threading.Thread):
     def run(self) -> None:
         """Work until :meth:`finish`."""
         try:
-            while not self._finish.wait(POLL_SECONDS):
+            pause, worked = POLL_SECONDS[0], time.monotonic()
+            while not self._finish.wait(pause):
+                if self._queue:
+                    now = time.monotonic()
+                    pause, worked = min(max((now - worked) / 8, POLL_SECONDS[0]), POLL_SECONDS[1]), now
                 self._work()
             self._work()
             self._guarded(self._recorder.close)
