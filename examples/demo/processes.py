@@ -64,14 +64,18 @@ class Process:
 
 
 def start(name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> Process:
-    """Start a program with ``environment`` added to this process' own; it appends to ``log``."""
+    """Start a program with ``environment`` added to this process' own; it appends to ``log``.
+
+    What the caller's shell has set for trainwarden is left out: it would outweigh the configuration files.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINWARDEN_")}
     with log.open("ab") as output:
         popen = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**inherited, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
     return Process(name, list(command), popen, log)
 
