@@ -11,19 +11,25 @@ from typing import Any
 
 import msgspec
 
-from trainwarden.plan import Applied, Plan
+from trainwarden.plan import Applied, Plan, PlanError, check_plan
 from trainwarden.record import Event
 
 from .inputs import Start
 from .settings import Settings
 from .state import Alive, Executed, Rules, Run
-from .stream import Line
+from .stream import Line, widen
 from .trace import Trace
 
 #: Start ids of a run that are remembered as over.
 REMEMBERED = 64
 #: Rows of the parent's line that a resumed start inherits.
 INHERITED = 1000
+#: Steps and counts that a start event tells are below this; a float is exact up to here.
+LARGEST = 2**53
+#: Ways to leave data out that a plan can ask for.
+CAN_SKIP = ("substitute", "shift", "exclude")
+#: Characters of a name or a path that is remembered.
+LONGEST = 4096
 
 
 def follows(run: Run, start: Start) -> bool:
@@ -47,14 +53,14 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
 def describe(run: Run, alive: Alive, event: Event) -> None:
     """Take from a start event what judgement needs; several ranks send one each and the first counts."""
     fields = event.fields
-    alive.line.world_size = max(alive.line.world_size, _whole(fields.get("world_size")) or 1)
+    widen(alive.line, _whole(fields.get("world_size")) or 1)
     if alive.described:
         return
     alive.described = True
     can_skip = fields.get("can_skip")
-    alive.can_skip = [str(mode) for mode in can_skip] if isinstance(can_skip, list) else []
+    alive.can_skip = [mode for mode in CAN_SKIP if mode in can_skip] if isinstance(can_skip, list) else []
     dataset = fields.get("dataset")
-    alive.dataset = dataset if isinstance(dataset, str) else None
+    alive.dataset = dataset if isinstance(dataset, str) and len(dataset) <= LONGEST else None
     alive.beta2 = _beta2(fields)
     source = fields.get("resumed_from")
     if isinstance(source, Mapping):
@@ -90,14 +96,16 @@ def until(trace: Trace, step: int, rows: int = INHERITED) -> Trace:
 
 
 def applied_plan(event: Event) -> Applied | None:
-    """Return what a start event says was applied, or None; a report that cannot be read counts as none."""
+    """Return what a start event says was applied, or None; a report that cannot be meant counts as none."""
     report = event.fields.get("plan_applied")
     if not isinstance(report, Mapping):
         return None
     try:
-        return msgspec.convert(report, Applied)
-    except msgspec.ValidationError:
+        applied = msgspec.convert(report, Applied)
+        check_plan(plan_of(applied, "", 0))
+    except (msgspec.ValidationError, PlanError):
         return None
+    return applied if 0 <= applied.start_step < LARGEST else None
 
 
 def executed(report: Applied, attempt: int) -> Executed | None:
@@ -123,14 +131,16 @@ def plan_of(report: Applied, run_uid: str, attempt: int) -> Plan:
 
 
 def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Return a whole number that a peer told, or None for what is none or beyond what a step can be."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+        return None
+    return int(value)
 
 
 def _beta2(fields: Mapping[str, Any]) -> float | None:
-    direct = fields.get("beta2")
-    if isinstance(direct, int | float) and 0 <= direct < 1:
-        return float(direct)
     betas = fields.get("betas")
-    if isinstance(betas, list | tuple) and len(betas) == 2 and isinstance(betas[1], int | float):
-        return float(betas[1])
+    told = [fields.get("beta2"), betas[1] if isinstance(betas, list | tuple) and len(betas) == 2 else None]
+    for value in told:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+            return float(value)
     return None

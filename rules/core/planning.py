@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 import msgspec
+import numpy as np
 
 from trainwarden.plan import Checks, Exclusion, Plan, SkipMode, merge_ranges
 from trainwarden.record import Ranges
@@ -25,6 +26,8 @@ from .trace import Trace
 
 #: An end beyond a shard's last row means the rest of it; the extent in positions says nothing about rows held in reserve.
 WHOLE_SHARD = 1 << 40
+#: What a record tells as the optimizer's counter is one below this; a float is exact up to here.
+LARGEST_COUNTER = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ def expected_counter(alive: Alive, step: int) -> int | None:
     trace = _of_line(alive, step)
     if trace is None or not len(trace):
         return None
-    rows = trace.measured("optimizer_step").nonzero()[0]
+    counters = trace.column("optimizer_step")
+    rows = (trace.measured("optimizer_step") & (counters >= 0) & (counters < LARGEST_COUNTER)).nonzero()[0]
     if not len(rows):
         return None
     steps = trace.steps[rows]
@@ -165,9 +169,9 @@ def expected_counter(alive: Alive, step: int) -> int | None:
     near = int(steps[place])
     if near < int(trace.steps[0]) or step < int(trace.steps[0]):
         return None
-    value = int(trace.column("optimizer_step")[rows[place]])
+    value = int(counters[rows[place]])
     first, last = min(near, step), max(near, step)
     between = trace.column("skipped")[trace.rows(first + 1, last + 1)]
-    skipped = int(between[between == between].sum())
+    skipped = int(min(float(np.nansum(np.clip(between, 0, None))), last - first))
     moved = (last - first) - skipped
     return value + moved if step >= near else value - moved

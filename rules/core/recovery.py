@@ -12,6 +12,7 @@ Three windows, in global steps:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,7 +118,7 @@ def observe(
     judged = _look_at_checks(verification, record)
     if any(one.outcome for one in judged):
         return judged
-    verification.skipped_since += int(record.value("skipped") or 0)
+    verification.skipped_since += _skipped(record)
     if record.step < verification.onset_step:
         _compare(verification, record, parent)
     elif verification.first_window is None:
@@ -168,24 +169,24 @@ def _look_at_checks(verification: Verification, record: Step) -> list[Judged]:
         expected_rate = verification.lr_expected
         same = abs(rate - expected_rate) <= RATE * max(abs(expected_rate), 1e-30)
         seen("lr", same, f"The learning rate at step {record.step} is {rate:g}, expected {expected_rate:g}.")
-    counter = record.value("optimizer_step")
+    counter = _whole(record.value("optimizer_step"))
     if verification.optimizer_expected is not None and counter is not None and "optimizer_step" not in checks:
         first = plan.checks.start_step if plan.checks is not None else verification.first_step
-        skipped = verification.skipped_since + int(record.value("skipped") or 0)
+        skipped = verification.skipped_since + _skipped(record)
         expected = verification.optimizer_expected + (record.step - first) - skipped
         if plan.reset_optimizer and verification.resumed:
             return judged
         seen(
             "optimizer_step",
-            int(counter) == expected,
-            f"The optimizer's counter at step {record.step} is {int(counter)}, expected {expected}.",
+            counter == expected,
+            f"The optimizer's counter at step {record.step} is {counter}, expected {expected}.",
         )
     overlap = _skipped_samples(plan, record)
     if overlap:
-        substituted = record.value("substituted_samples")
+        substituted = _whole(record.value("substituted_samples")) or 0
         if plan.skip_mode == "substitute":
-            ok = substituted is not None and int(substituted) == overlap
-            says = f"Step {record.step} covers {overlap} skipped samples and substituted {0 if substituted is None else int(substituted)}."
+            ok = substituted == overlap
+            says = f"Step {record.step} covers {overlap} skipped samples and substituted {substituted}."
         else:
             ok, says = False, f"Step {record.step} consumed {overlap} samples that were to be left out."
         seen("skipped", ok, says)
@@ -193,10 +194,20 @@ def _look_at_checks(verification: Verification, record: Step) -> list[Judged]:
 
 
 def _skipped_samples(plan: Plan, record: Step) -> int:
-    epoch = record.value("epoch")
-    if not plan.skip_samples or (epoch is not None and int(epoch) != plan.skip_epoch):
+    epoch = _whole(record.value("epoch"))
+    if not plan.skip_samples or (epoch is not None and epoch != plan.skip_epoch):
         return 0
     return common(merge_ranges(record.samples), plan.skip_samples)
+
+
+def _whole(value: float | None) -> int | None:
+    """Return a count as a whole number, None for what is none."""
+    return None if value is None or not math.isfinite(value) else int(value)
+
+
+def _skipped(record: Step) -> int:
+    """Return how many of the record's steps the GradScaler skipped."""
+    return min(max(_whole(record.value("skipped")) or 0, 0), record.stride)
 
 
 def common(one: Ranges, other: Ranges) -> int:

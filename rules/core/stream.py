@@ -17,7 +17,7 @@ from msgspec import Struct, field, structs
 from trainwarden.plan import merge_ranges
 from trainwarden.record import Step, decode_line, encode_line
 
-#: A rank that is known to be catching up is awaited beyond the watermark, but not for more steps than this.
+#: No step waits longer than this many steps, whatever its time says and whoever is known to be catching up.
 PATIENCE_STEPS = 20_000
 
 
@@ -51,11 +51,14 @@ class Cursor(Struct):
 
 
 class Line(Struct):
-    """The lines of one start. ``absent`` are ranks that are not awaited; counts are since the start."""
+    """The lines of one start. ``awaited`` are the ranks that a step waits for, None: all of them; counts are since the start.
+
+    ``world_size`` is what a peer says: nothing here takes time or memory in proportion to it.
+    """
 
     world_size: int = 1
     cursors: dict[int, Cursor] = field(default_factory=dict)
-    absent: list[int] = field(default_factory=list)
+    awaited: list[int] | None = None
     pending: dict[int, dict[int, Held]] = field(default_factory=dict)
     released: int = -1
     newest_step: int = -1
@@ -109,8 +112,8 @@ def take(line: Line, rank: int, record: Step, watermark_steps: int, watermark_se
     if record.step <= line.released or rank in line.pending.get(record.step, {}):
         line.late += 1
         return []
-    if rank in line.absent:
-        line.absent.remove(rank)
+    if line.awaited is not None and rank < line.world_size and rank not in line.awaited:
+        line.awaited.append(rank)
     if line.world_size == 1 and not line.pending:
         line.released = line.newest_step = record.step
         line.newest_time = record.time
@@ -136,20 +139,38 @@ def flush(line: Line) -> list[Released]:
     return found
 
 
+def widen(line: Line, world_size: int) -> None:
+    """Take a start's word for how many ranks it has; ranks that were not known of are awaited."""
+    if world_size > line.world_size:
+        line.world_size, line.awaited = world_size, None
+
+
 def _ready(line: Line, oldest_step: int, oldest_time: float) -> list[Released]:
     found: list[Released] = []
     for step in sorted(line.pending):
         reported = line.pending[step]
-        missing = [rank for rank in range(line.world_size) if rank not in reported and rank not in line.absent]
-        if missing:
+        if not _complete(line, reported):
             overdue = step <= oldest_step and min(held.record.time for held in reported.values()) < oldest_time
-            catching_up = any(line.cursors[rank].behind for rank in missing if rank in line.cursors)
-            if not overdue or (catching_up and line.newest_step - step < PATIENCE_STEPS):
+            if line.newest_step - step < PATIENCE_STEPS and (not overdue or _catching_up(line, reported)):
                 break
-            line.absent.extend(missing)
+            line.awaited = [rank for rank in reported if _awaited(line, rank)]
         found.append(_merge(line.pending.pop(step)))
         line.released = step
     return found
+
+
+def _awaited(line: Line, rank: int) -> bool:
+    return rank < line.world_size if line.awaited is None else rank in line.awaited
+
+
+def _complete(line: Line, reported: dict[int, Held]) -> bool:
+    if line.awaited is not None:
+        return all(rank in reported for rank in line.awaited)
+    return sum(rank < line.world_size for rank in reported) >= line.world_size
+
+
+def _catching_up(line: Line, reported: dict[int, Held]) -> bool:
+    return any(cursor.behind and rank not in reported and _awaited(line, rank) for rank, cursor in line.cursors.items())
 
 
 def _merge(reported: dict[int, Held]) -> Released:

@@ -18,6 +18,8 @@ from .facts import Facts, dirty_rows
 FROM_THE_START = 3
 #: Records back from now that tell how much of a shard was clean.
 LOOK_BACK = 1000
+#: What a record tells as its epoch is one below this; a float is exact up to here.
+LARGEST_EPOCH = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def _step(facts: Facts, row: int) -> int:
 
 def _epoch(facts: Facts, row: int) -> int:
     value = facts.trace.column("epoch")[row] if len(facts.trace) else np.nan
-    return int(value) if np.isfinite(value) else 0
+    return int(value) if 0 <= value < LARGEST_EPOCH else 0
 
 
 def _overlap(samples: Ranges, first: int, end: int) -> int:

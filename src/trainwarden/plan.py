@@ -154,6 +154,8 @@ def decode_plan(data: bytes, where: str = "plan") -> Plan:
     return plan
 
 
+#: Positions are int64 everywhere; steps, attempts and epochs pass through floats, which are exact up to here.
+_LARGEST_POSITION, _LARGEST_NUMBER = 2**63 - 1, 2**53
 #: A plan's id becomes part of a file's name.
 _PLAN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -170,17 +172,22 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
     ranges += [("exclude", item.first, item.end) for item in plan.exclude]
     ranges += [("checks.skipped", first, end) for first, end in plan.checks.skipped] if plan.checks else []
     for name, first, end in ranges:
-        if not 0 <= first < end:
-            raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range")
+        if not 0 <= first < end <= _LARGEST_POSITION:
+            raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range of positions")
     if not 0 < plan.lr_factor <= 1:
         raise PlanError(f"{where}: lr_factor: {plan.lr_factor} is not in (0, 1]")
-    for name, number in (
+    numbers = [
         ("rewarmup_steps", plan.rewarmup_steps),
         ("for_attempt", plan.for_attempt),
         ("skip_epoch", plan.skip_epoch),
-    ):
-        if number < 0:
-            raise PlanError(f"{where}: {name}: {number} is negative")
+    ]
+    targets = [("target", plan.target)] if plan.target else []
+    targets += [("fallback_targets", target) for target in plan.fallback_targets]
+    for name, target in targets:
+        numbers += [(f"{name}.attempt", target.attempt), (f"{name}.step", target.step)]
+    for name, number in numbers:
+        if not 0 <= number < _LARGEST_NUMBER:
+            raise PlanError(f"{where}: {name}: {number} is {'negative' if number < 0 else 'out of range'}")
 
 
 def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:

@@ -68,17 +68,17 @@ def test_a_rank_that_stops_reporting_delays_the_others_once() -> None:
         found.append(steps(take(line, 0, record(step), 10, 5.0)))
     waited = [number for number, one in enumerate(found) if not one]
     assert waited == list(range(10)), "ten steps are waited for, then all comes at once and one by one"
-    assert line.absent == [1]
+    assert line.awaited == [0]
 
 
 def test_a_rank_that_comes_back_is_awaited_again_and_its_late_records_are_counted_only() -> None:
-    line = Line(world_size=2, absent=[1])
+    line = Line(world_size=2, awaited=[0])
     for step in range(1, 5):
         take(line, 0, record(step), 64, 20.0)
     assert take(line, 1, record(2), 64, 20.0) == []
     assert line.late == 1
     assert take(line, 1, record(5), 64, 20.0) == []
-    assert line.absent == []
+    assert line.awaited == [0, 1]
     assert steps(take(line, 0, record(5), 64, 20.0)) == [5]
 
 
@@ -87,6 +87,21 @@ def test_a_rank_that_is_known_to_catch_up_is_waited_for() -> None:
     assert [one for step in range(1, 500) for one in take(line, 0, record(step), 64, 20.0)] == []
     found = [one for step in range(1, 500) for one in take(line, 1, record(step), 64, 20.0)]
     assert steps(found) == list(range(1, 500))
+
+
+@pytest.mark.parametrize("world_size", [10_000, 10**15])
+def test_a_start_of_very_many_ranks_costs_no_more_than_the_ranks_that_report(world_size: int) -> None:
+    line = Line(world_size=world_size)
+    found = [one for step in range(1, 300) for one in take(line, 0, record(step), 64, 20.0)]
+    assert steps(found) == list(range(1, 300))
+    assert line.awaited == [0]
+
+
+def test_a_rank_whose_clock_stands_still_does_not_make_records_pile_up() -> None:
+    line = Line(world_size=2)
+    released = sum(len(take(line, 0, record(step, time=1.0), 64, 20.0)) for step in range(1, 20_101))
+    assert released == 20_100
+    assert not line.pending
 
 
 def test_time_passes_for_a_missing_rank_too() -> None:
