@@ -24,6 +24,8 @@ TREND_FROM = 0.4
 OWN_RECORDS = 100
 #: Standard deviations of one record above the trend from which a loss is abnormal.
 LOSS_SDS = 4.0
+#: Standard errors of the extrapolation that a loss may lie above it: a curve that flattens is no fault.
+DOUBTS = 2.0
 #: Gradient or update ratio is abnormal above both of these.
 GRAD_SDS, GRAD_FACTOR = 6.0, 1.5
 #: The batch's fingerprint is off beyond both of these: the longest repeat, and the shares.
@@ -67,7 +69,9 @@ class Facts:
     steps: Ints
     loss: Floats
     loss_measured: Bools
-    excess: Floats  #: loss minus trend in standard deviations of one record; NaN where unknown
+    excess: (
+        Floats  #: loss minus trend, beyond the trend's doubt, in standard deviations of one record; NaN where unknown
+    )
     loss_high: Bools
     nonfinite: Bools
     grad_high: Bools
@@ -111,15 +115,20 @@ def dirty_rows(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bools:
 
 
 def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, Bools, Bools]:
-    """Return the excess over the trend in standard deviations, where it is abnormal, and where the loss is not finite."""
+    """Return the excess over the trend in standard deviations, where it is abnormal, and where the loss is not finite.
+
+    What the trend's extrapolation may be wrong by is no excess.
+    """
     loss = trace.column("loss")[rows]
     nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
     counted = trace.column("nonfinite_loss")[rows]
     nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0))
     if trend is None or trend.noise <= 0:
         return np.full(len(loss), np.nan), nonfinite.copy(), nonfinite
-    excess = (loss - trend.at(trace.steps[rows])) / trend.noise
-    with np.errstate(invalid="ignore"):
+    steps = trace.steps[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        over = loss - trend.at(steps)
+        excess = np.sign(over) * np.maximum(np.abs(over) - DOUBTS * trend.doubt(steps), 0.0) / trend.noise
         return excess, (excess > LOSS_SDS) | nonfinite, nonfinite
 
 

@@ -50,6 +50,11 @@ class Trend(Struct, frozen=True, kw_only=True):
         expected: Floats = self.level + self.slope * (_log(steps) - self.centre)
         return expected
 
+    def doubt(self, steps: Ints) -> Floats:
+        """Return the standard error that extrapolating alone brings at each step: none up to the newest record."""
+        beyond: Floats = self.bend * np.maximum(_log(steps) - self.newest, 0.0)
+        return beyond
+
     def error(self, step: float) -> float:
         """Return the standard error of the expected loss at ``step``."""
         place = math.log(max(step, 1.0))

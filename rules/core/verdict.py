@@ -45,7 +45,7 @@ def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     if _runs_away(facts):
         return "divergence"
     stays = still_high(facts, STAYS_STEPS) or (facts.loss_high[-3:].all() and facts.dirty[-3:].all())
-    if lasted >= persist_steps or (lasted >= STAYS_STEPS and stays):
+    if (lasted >= persist_steps and _most_high(facts)) or (lasted >= STAYS_STEPS and stays):
         return "level_shift"
     return "outlier" if lasted <= stride and facts.now > facts.onset + 3 * stride else "transient_spike"
 
@@ -56,6 +56,12 @@ def lasting(facts: Facts) -> int:
     if len(places) == 0:
         return 0
     return int(facts.steps[places[-1]] - facts.steps[places[0]]) + facts.trace.stride()
+
+
+def _most_high(facts: Facts) -> bool:
+    """Say whether most records between the first and the last abnormal one are; two hard batches far apart are no level."""
+    places = np.flatnonzero(facts.loss_high)
+    return 2 * len(places) >= int(places[-1] - places[0]) + 1
 
 
 def still_high(facts: Facts, steps: int) -> bool:
