@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from trainwarden.rules.core.language import Pack, RuleErrors, load_pack, load_packs
+from trainwarden.rules.annotations import check as check_template
+from trainwarden.rules.core.language import Pack, RuleErrors, load_packs
+from trainwarden.rules.yamltext import Document, Problem, YamlError, load
+from trainwarden.rules.yamltext import Path as Place
 
 
 class RuleFileError(ValueError):
@@ -19,7 +24,8 @@ class RuleFileError(ValueError):
 def shipped() -> list[str]:
     """Return the names of the shipped packs."""
     folder = files("trainwarden.rules") / "packs"
-    return sorted(item.name.removesuffix(".yml") for item in folder.iterdir() if item.name.endswith(".yml"))
+    names = [item.name for item in folder.iterdir() if item.name.endswith(".yml")]
+    return sorted(name.removesuffix(".yml") for name in names if not name.endswith(".test.yml"))
 
 
 def read_packs(names: list[str], base: Path = Path()) -> Pack:
@@ -32,20 +38,24 @@ def read_packs(names: list[str], base: Path = Path()) -> Pack:
     texts = []
     for name in names:
         try:
-            texts.append(_text_of(name, base))
+            texts.append(text_of(name, base))
         except RuleFileError as error:
             errors += error.errors
     try:
-        pack = load_packs(texts)
-    except RuleErrors as error:
-        errors.append(str(error))
+        pack = check_packs(texts)
+    except RuleFileError as error:
+        errors += error.errors
     if errors:
         raise RuleFileError(errors)
     return pack
 
 
-def _text_of(name: str, base: Path) -> tuple[str, str]:
-    """Return a pack's text and how errors name it."""
+def text_of(name: str, base: Path = Path()) -> tuple[str, str]:
+    """Return a pack's text and how errors name it.
+
+    Raises:
+        RuleFileError: there is no such pack or file, or it cannot be read.
+    """
     if "/" not in name and "." not in name:
         names = shipped()
         if name not in names:
@@ -58,13 +68,45 @@ def _text_of(name: str, base: Path) -> tuple[str, str]:
         raise RuleFileError([f"{path}: cannot be read: {error}"]) from None
 
 
-def check_pack(text: str, source: str) -> Pack:
-    """Read a pack from its text.
+def check_packs(texts: list[tuple[str, str]]) -> Pack:
+    """Read packs from their texts, each ``(text, source)``, with the annotations' templates.
 
     Raises:
-        RuleFileError: it has errors.
+        RuleFileError: they have errors; ``errors`` holds all of them as one text.
     """
+    problems = [problem for text, source in texts for problem in _templates(text, source)]
     try:
-        return load_pack(text, source)
+        pack = load_packs(texts)
     except RuleErrors as error:
-        raise RuleFileError([str(error)]) from None
+        raise RuleFileError([str(RuleErrors([*error.problems, *problems]))]) from None
+    if problems:
+        raise RuleFileError([str(RuleErrors(problems))])
+    return pack
+
+
+def rules_in(document: Document) -> Iterator[tuple[Place, dict[Any, Any]]]:
+    """Yield each rule of a file with its place in it, as far as the file has the shape of one."""
+    top = document.value
+    groups = top.get("groups") if isinstance(top, dict) else None
+    for index, group in enumerate(groups if isinstance(groups, list) else []):
+        rules = group.get("rules") if isinstance(group, dict) else None
+        for place, rule in enumerate(rules if isinstance(rules, list) else []):
+            if isinstance(rule, dict):
+                yield ("groups", index, "rules", place), rule
+
+
+def _templates(text: str, source: str) -> Iterator[Problem]:
+    """Yield what is wrong with the templates of a file."""
+    try:
+        document = load(text, source)
+    except YamlError:
+        return  # said by whoever reads the rules
+    for path, rule in rules_in(document):
+        given, labels = rule.get("annotations"), rule.get("labels")
+        known = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
+        for name, template in given.items() if isinstance(given, dict) else ():
+            fault = check_template(template, known) if isinstance(template, str) else None
+            if fault is not None:
+                offset = max(0, template.find(fault.word))
+                place = document.locate((*path, "annotations", name), offset)
+                yield document.problem(place, f"annotation {name}: {fault.says}")

@@ -96,7 +96,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_alert_of_the_shipped_packs_has_its_page() -> None:
-    for pack in (ROOT / "rules/packs").glob("*.yml"):
+    for pack in sorted(set((ROOT / "rules/packs").glob("*.yml")) - set((ROOT / "rules/packs").glob("*.test.yml"))):
         alerts = re.findall(r"^\s*- alert: (\w+)", pack.read_text(), re.MULTILINE)
         assert alerts
         assert [name for name in alerts if not (ROOT / f"docs/rules/{name}.md").is_file()] == []

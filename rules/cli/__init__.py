@@ -16,6 +16,7 @@ COMMANDS = (
     "run",
     "replay",
     "check",
+    "test",
     "incidents",
     "receiver",
     "supervise",

@@ -43,12 +43,12 @@ def check_rules(files: Annotated[list[str], typer.Argument(help="Rule files, nam
     """Check rule files."""
     import sys
 
-    from trainwarden.rules.rulefiles import RuleFileError, check_pack, read_packs
+    from trainwarden.rules.rulefiles import RuleFileError, check_packs, read_packs
 
     errors: list[str] = []
     for name in files:
         try:
-            pack = check_pack(sys.stdin.read(), "standard input") if name == "-" else read_packs([name])
+            pack = check_packs([(sys.stdin.read(), "standard input")]) if name == "-" else read_packs([name])
         except RuleFileError as error:
             errors += error.errors
         else:
