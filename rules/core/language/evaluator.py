@@ -100,8 +100,17 @@ class Evaluator:
     @staticmethod
     def _live(frame: Frame, alert: Alert, truth: Series, about: Series | None) -> list[AlertChange]:
         true, known, fresh = truth.values.tolist(), truth.known.tolist(), truth.fresh.tolist()
+        holds = np.flatnonzero(truth.values)
         changes = []
-        for row, step in enumerate(frame.steps):
+        row = 0
+        while row < frame.rows:
+            if alert.idle and not true[row]:
+                # Nothing can change before the next row at which it holds.
+                following = int(np.searchsorted(holds, row))
+                row = int(holds[following]) if following < len(holds) else frame.rows
+                alert.skip(frame.steps[row - 1])
+                continue
+            step = frame.steps[row]
             value = None
             if about is not None and about.known[row]:
                 value = float(about.values[row])
@@ -118,4 +127,5 @@ class Evaluator:
             change = alert.feed(record)
             if change is not None:
                 changes.append(change)
+            row += 1
         return changes

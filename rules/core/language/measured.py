@@ -62,8 +62,7 @@ class Presence:
             return self._carry(frame)
         present = column.present if hidden is None else column.present & ~hidden
         if present.all():
-            for step in frame.steps:
-                self._measured(step)
+            self._all_measured(frame)
             self.last = float(column.values[-1])
             return Series(column.values, present, present)
         if not present.any():
@@ -104,6 +103,15 @@ class Presence:
             self.cadence = max(float(usual), _FORGET * self.cadence)
             self.gap = gap
         self.last_step = step
+
+    def _all_measured(self, frame: Frame) -> None:
+        """Take every row of the block as a measurement."""
+        steps = frame.steps
+        for place, step in enumerate(steps):
+            self._measured(step)
+            if self.gap == self.cadence == 1 and steps[-1] - step == len(steps) - 1 - place:
+                self.last_step = steps[-1]  # the rest follows step by step and changes nothing else
+                return
 
     def _young(self, step: int) -> bool:
         return self.last_step is not None and step - self.last_step <= self._limit()

@@ -55,8 +55,8 @@ class View:
     values: Floats
     steps: Ints
     strides: Ints
-    low: list[int]
-    high: list[int]
+    low: Ints  # (n,)
+    high: Ints  # (n,)
     before: tuple[int, int]
     full: Bools  # (n,)
     fresh: Bools  # (n,)

@@ -6,11 +6,14 @@ nothing else, so its size is bounded by the steps that a rule asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from trainwarden.rules.core.block import Floats, Ints
 
@@ -22,6 +25,10 @@ from .series import Frame, Series, View
 FULL = 5
 #: Longest window and offset together, in steps: 0.8 MB of state.
 LONGEST = 100_000
+#: From so many neighbouring windows it is quicker to reckon them at once.
+MANY = 4
+#: Numbers of a matrix of windows: 256 KiB.
+MATRIX = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,8 @@ class Window(Operator):
         past: Past = inputs[0]
         end = frame.step - self._offset
         start = end - self._steps
-        high = np.searchsorted(past.steps, end, side="right").tolist()
-        low = np.searchsorted(past.steps, start, side="right").tolist()
+        high = np.searchsorted(past.steps, end, side="right")
+        low = np.searchsorted(past.steps, start, side="right")
         covered_high = past.covered[np.searchsorted(past.covered_steps, end, side="right")]
         covered_low = past.covered[np.searchsorted(past.covered_steps, start, side="right")]
         full = FULL * (covered_high - covered_low) >= self._steps
@@ -137,23 +144,62 @@ class Window(Operator):
         return View(past.values, past.steps, past.strides, low, high, before, full, past.fresh)
 
 
-def over_windows(frame: Frame, view: View, least: int, reckon: Callable[[int, int], float]) -> Series:
+def over_windows(
+    frame: Frame,
+    view: View,
+    least: int,
+    reckon: Callable[[int, int], float],
+    slide: Callable[[int, int, int], Floats] | None = None,
+) -> Series:
     """Return ``reckon(low, high)`` for each row whose window is full enough and holds at least ``least`` values.
 
     A window that did not move since the row before keeps its value. The result of a window is fresh where its
-    source is.
+    source is. ``slide(first, count, size)`` may reckon ``count`` windows at once, the first ``[first, first + size)`` and
+    each one further than the one before; it gives the numbers that ``reckon`` gives.
     """
     values = np.full(frame.rows, np.nan)
-    known = np.zeros(frame.rows, dtype=np.bool_)
-    full = view.full.tolist()
-    seen = (-1, -1)
-    value = np.nan
-    for row, (low, high) in enumerate(zip(view.low, view.high, strict=True)):
-        if not full[row] or high - low < least:
-            continue
-        if seen != (low, high):
-            value = reckon(low, high)
-            seen = (low, high)
-        values[row] = value
-        known[row] = True
+    sizes = view.high - view.low
+    known = view.full & (sizes >= least)
+    rows = np.flatnonzero(known)
+    if not len(rows):
+        return Series(values, known, view.fresh)
+    lows, sizes = view.low[rows], sizes[rows]
+    moved = np.ones(len(rows), dtype=np.bool_)
+    moved[1:] = (np.diff(lows) != 0) | (np.diff(sizes) != 0)
+    first_of = np.flatnonzero(moved)
+    lows, sizes = lows[first_of], sizes[first_of]
+    found = np.empty(len(lows))
+    for start, end in _slides(lows, sizes, slide is not None):
+        if slide is not None and end - start >= MANY:
+            found[start:end] = slide(int(lows[start]), end - start, int(sizes[start]))
+        else:
+            for place, (low, size) in enumerate(zip(lows[start:end].tolist(), sizes[start:end].tolist(), strict=True)):
+                found[start + place] = reckon(low, low + size)
+    values[rows] = found[np.cumsum(moved) - 1]
+    return Series(values, known, view.fresh)
+
+
+def _slides(lows: Ints, sizes: Ints, cut: bool) -> Iterator[tuple[int, int]]:
+    """Yield the stretches ``[start, end)`` in which each window has one size and begins one value after the one before."""
+    breaks = (np.flatnonzero((np.diff(lows) != 1) | (np.diff(sizes) != 0)) + 1).tolist() if cut else []
+    yield from pairwise([0, *breaks, len(lows)])
+
+
+def side_by_side(values: NDArray[Any], first: int, count: int, size: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield ``count`` windows as rows of matrices, each with the slice of the windows that are in it. Nothing is copied.
+
+    A matrix is small enough that what is reckoned from it stays near the processor.
+    """
+    windows = sliding_window_view(values[first : first + count + size - 1], size)
+    rows = max(1, MATRIX // size)
+    for start in range(0, count, rows):
+        part = slice(start, min(start + rows, count))
+        yield part, windows[part]
+
+
+def over_sums(frame: Frame, view: View, least: int, running: Ints, back: int = 0) -> Series:
+    """Return for each window ``[low, high)`` the whole number ``running[high - back] - running[low]``, as :func:`over_windows`."""
+    known = view.full & (view.high - view.low >= least)
+    values = np.full(frame.rows, np.nan)
+    values[known] = running[view.high[known] - back] - running[view.low[known]]
     return Series(values, known, view.fresh)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from trainwarden.rules.core.block import Floats
+from trainwarden.rules.core.block import Floats, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
 from trainwarden.rules.core.language.packing import pack_floats, pack_ints, unpack_floats, unpack_ints
 from trainwarden.rules.core.language.series import Baseline, Frame, Series, View
 from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
-from trainwarden.rules.core.language.windows import over_windows
+from trainwarden.rules.core.language.windows import over_windows, side_by_side
 
 #: Spread is never taken to be less than this share of the centre: a loss rounded to bf16 moves by 0.4 to 0.8 % in one
 #: quantum, and its median absolute deviation is often 0.
@@ -26,6 +26,10 @@ LEAST_SPREAD = 0.002
 #: However many steps a record covers, a spread is not estimated from fewer records than these (or than the window's
 #: steps, if those are fewer).
 LEAST_RECORDS = 30
+#: Values for which the baseline is reckoned at once, as long as they are usual; and from how many that is quicker.
+AHEAD, FEW = 512, 16
+#: Longer windows than this are kept sorted instead.
+LONGEST_AT_ONCE = 300
 # A baseline counts once a fifth of its window is filled, as a window does.
 _FULL = 5
 
@@ -69,24 +73,82 @@ class RobustBaseline(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Baseline:
         """Return the baseline before each row's own value, with its spread."""
         source: Series = inputs[0]
+        if not source.fresh.any() and not self._usual:
+            nothing = np.full(frame.rows, np.nan)
+            return Baseline(nothing, np.zeros(frame.rows, dtype=np.bool_), source.fresh, nothing)
         values = source.values + 0.0  # no negative zero in the sorted list
-        taken = (source.fresh & source.known & np.isfinite(values)).tolist()
-        given = values.tolist()
-        centres, scales = [np.nan] * frame.rows, [np.nan] * frame.rows
-        centre = scale = np.nan
-        changed = True
-        for row, stride in enumerate(frame.strides):
-            warm = _FULL * self._steps >= self._window and _FULL * len(self._usual) >= self._least
-            if warm:
-                if changed:
-                    centre, scale = self._reckon()
-                    changed = False
-                centres[row], scales[row] = centre, scale
-            if taken[row]:
-                changed = self._learn(given[row], stride, (centre, scale) if warm else None)
+        taken = source.fresh & source.known & np.isfinite(values)
+        before: Ints = np.cumsum(taken) - taken  # values before each row's own
+        centres, scales = self._follow(values[taken], frame.block.stride[taken], int(before[-1]) + 1)
+        centres, scales = centres[before], scales[before]
         known = source.known & ~np.isnan(centres)
-        where = np.where(known, np.array(centres), np.nan)
-        return Baseline(where, known, source.fresh, np.where(known, np.array(scales), np.nan))
+        return Baseline(np.where(known, centres, np.nan), known, source.fresh, np.where(known, scales, np.nan))
+
+    def _follow(self, values: Floats, strides: Ints, wanted: int) -> tuple[Floats, Floats]:
+        """Learn from all values, and return centre and spread before each of the first ``wanted``; NaN before the warm-up.
+
+        ``wanted`` may be one more than there are values.
+        """
+        centres, scales = np.full(len(values) + 1, np.nan), np.full(len(values) + 1, np.nan)
+        given, covered = values.tolist(), strides.tolist()
+        usual: tuple[float, float] | None = None
+        changed = True
+        place, ahead = 0, AHEAD
+        while place < len(given):
+            if len(given) - place >= FEW and self._steady(strides[place : place + ahead]):
+                part = slice(place, min(place + ahead, len(given)))
+                joined = self._look_ahead(values[part], covered[place], centres[part], scales[part])
+                ahead = min(2 * ahead, AHEAD) if place + joined == part.stop else max(2 * joined, FEW)
+                place += joined
+                changed = changed or joined > 0
+                if place == part.stop:
+                    continue
+            if changed:
+                usual = self._reckon() if self._warm() else None
+                changed = False
+            centres[place], scales[place] = usual or (np.nan, np.nan)
+            changed = self._learn(given[place], covered[place], usual)
+            place += 1
+        if wanted > len(given) and self._warm():
+            centres[-1], scales[-1] = self._reckon()
+        return centres, scales
+
+    def _warm(self) -> bool:
+        return _FULL * self._steps >= self._window and _FULL * len(self._usual) >= self._least
+
+    def _steady(self, strides: Ints) -> bool:
+        """Say whether each value that joins drives out exactly one: all cover the same number of steps."""
+        kept, stride = len(self._usual), int(strides[0])
+        full = kept >= self._least and kept * stride >= self._window
+        return (
+            full
+            and kept <= LONGEST_AT_ONCE
+            and (kept == self._least or (kept - 1) * stride < self._window)
+            and self._steps == kept * stride
+            and bool((strides == stride).all())
+            and all(own == stride for _, own in self._usual)
+        )
+
+    def _look_ahead(self, values: Floats, stride: int, centres: Floats, scales: Floats) -> int:
+        """Reckon as if all values were usual; take in those before the first that is not, and return how many.
+
+        Writes the centres and spreads before each value.
+        """
+        kept = len(self._usual)
+        line = np.concatenate(([value for value, _ in self._usual], values))
+        for part, windows in side_by_side(line, 0, len(values), kept):
+            ordered = np.sort(windows, axis=1)
+            centre = _middle(ordered)
+            spread = _middle(np.sort(np.abs(ordered - centre[:, None]), axis=1))
+            centres[part], scales[part] = centre, np.maximum(SIGMA_OF_MAD * spread, LEAST_SPREAD * np.abs(centre))
+        unusual = np.flatnonzero(~(np.abs(values - centres) <= self._cut * scales))
+        joined = int(unusual[0]) if len(unusual) else len(values)
+        if joined:
+            self._usual = deque((value, stride) for value in line[joined : joined + kept].tolist())
+            self._ordered = sorted(value for value, _ in self._usual)
+            self._aside.clear()
+            self._aside_steps = 0
+        return joined
 
     def dump(self) -> Any:
         """Return usual values and those set aside, with the steps that each covers."""
@@ -150,6 +212,12 @@ class RobustBaseline(Operator):
             self._steps -= covered
 
 
+def _middle(ordered: Floats) -> Floats:
+    """Return the medians of sorted rows, as ``median_of``."""
+    half, odd = divmod(ordered.shape[1], 2)
+    return ordered[:, half] if odd else 0.5 * ordered[:, half - 1] + 0.5 * ordered[:, half]
+
+
 class FromBaseline(Operator):
     """``zscore(x, …)``: distance from ``baseline(x, …)`` in its spreads; NaN where the spread is 0.
 
@@ -187,7 +255,18 @@ class WithinWindow(Operator):
             spread = max(spread, LEAST_SPREAD * abs(mean))
             return (float(view.values[high - 1]) - mean) / spread if spread > 0 else np.nan
 
-        return over_windows(frame, view, 3, reckon)
+        def slide(first: int, count: int, size: int) -> Floats:
+            found = np.empty(count)
+            for part, windows in side_by_side(view.values, first, count, size):
+                others = windows[:, :-1]
+                mean = others.sum(axis=1) / (size - 1)
+                away = others - mean[:, None]
+                away *= away
+                spread = np.maximum(np.sqrt(away.sum(axis=1) / (size - 2)), LEAST_SPREAD * np.abs(mean))
+                found[part] = np.where(spread > 0, (windows[:, -1] - mean) / spread, np.nan)
+            return found
+
+        return over_windows(frame, view, 3, reckon, slide)
 
 
 def baseline(of: Type, settings: Settings) -> Operator:

@@ -42,7 +42,13 @@ class Period(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the period known at each row."""
         source: Series = inputs[0]
-        true = (source.values & source.fresh).tolist()
+        happens = source.values & source.fresh
+        if not happens.any() and not (self._events and self._events[0] <= frame.steps[-1] - self._window):
+            rest = np.where(source.known, 0.0, np.nan)
+            if self._period:
+                rest[source.known & (frame.step - self._events[-1] <= _PATIENCE * self._period)] = self._period
+            return Series(rest, source.known, source.fresh)
+        true = happens.tolist()
         known = source.known.tolist()
         out = [np.nan] * frame.rows
         for row, step in enumerate(frame.steps):

@@ -10,10 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Type
 from trainwarden.rules.core.language.series import Frame, Series, View
-from trainwarden.rules.core.language.windows import over_windows
+from trainwarden.rules.core.language.windows import over_windows, side_by_side
+
+# A deviation below this share of the values may be rounding alone.
+_ROUNDING = 1e-9
 
 
 def mean_of(values: Floats) -> float:
@@ -37,7 +42,14 @@ class Mean(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the mean of each row's window."""
         view: View = inputs[0]
-        return over_windows(frame, view, 1, lambda low, high: mean_of(view.values[low:high]))
+
+        def slide(first: int, count: int, size: int) -> Floats:
+            found = np.empty(count)
+            for part, windows in side_by_side(view.values, first, count, size):
+                found[part] = windows.sum(axis=1) / size
+            return found
+
+        return over_windows(frame, view, 1, lambda low, high: mean_of(view.values[low:high]), slide)
 
 
 class StandardDeviation(Operator):
@@ -48,7 +60,19 @@ class StandardDeviation(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the standard deviation of each row's window."""
         view: View = inputs[0]
-        return over_windows(frame, view, 2, lambda low, high: deviation_of(view.values[low:high]))
+
+        def slide(first: int, count: int, size: int) -> Floats:
+            found = np.empty(count)
+            for part, windows in side_by_side(view.values, first, count, size):
+                away = windows - (windows.sum(axis=1) / size)[:, None]
+                away *= away
+                found[part] = np.sqrt(away.sum(axis=1) / (size - 1))
+            # Equal values: exactly 0, and not what rounding left of their mean.
+            for place in np.flatnonzero(found <= _ROUNDING * np.abs(view.values[first : first + count])).tolist():
+                found[place] = deviation_of(view.values[first + place : first + place + size])
+            return found
+
+        return over_windows(frame, view, 2, lambda low, high: deviation_of(view.values[low:high]), slide)
 
 
 FUNCTIONS = (

@@ -11,19 +11,29 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
 from trainwarden.rules.core.language.series import Frame, Series, View
 from trainwarden.rules.core.language.sorted_values import deviation_of, median_of
-from trainwarden.rules.core.language.windows import over_windows
+from trainwarden.rules.core.language.windows import over_windows, side_by_side
+
+#: Windows up to this size are sorted anew rather than kept sorted, where there are at least FEW of them.
+SHORT, FEW = 200, 16
 
 
 class Ordered(Operator):
-    """Keep the window's values sorted while it slides, and ask ``reckon`` of the sorted list."""
+    """Keep the window's values sorted while it slides, and ask ``reckon`` of the sorted list.
 
-    __slots__ = ("_high", "_low", "_ordered", "_reckon", "_started")
+    Many neighbouring short windows are sorted at once instead; ``reckon_rows`` is asked of the matrix of them.
+    """
 
-    def __init__(self, reckon: Callable[[list[float]], float]) -> None:
+    __slots__ = ("_high", "_low", "_ordered", "_reckon", "_reckon_rows", "_started")
+
+    def __init__(self, reckon: Callable[[list[float]], float], reckon_rows: Callable[[Floats], Floats]) -> None:
         self._reckon = reckon
+        self._reckon_rows = reckon_rows
         self._ordered: list[float] = []
         self._low = self._high = 0
         self._started = False
@@ -40,12 +50,32 @@ class Ordered(Operator):
             self._slide(view, low, high)
             return self._reckon(self._ordered)
 
-        found = over_windows(frame, view, 1, reckon)
-        self._slide(view, view.low[-1], view.high[-1])
+        def slide(first: int, count: int, size: int) -> Floats:
+            found = np.empty(count)
+            if size <= SHORT and count >= FEW:
+                for part, windows in side_by_side(view.values, first, count, size):
+                    found[part] = self._reckon_rows(np.sort(windows, axis=1))
+                return found
+            self._slide(view, first, first + size)
+            found[0] = self._reckon(self._ordered)
+            given = view.values[first : first + count + size - 1].tolist()
+            ordered, reckon_one = self._ordered, self._reckon
+            numbers = [0.0] * (count - 1)
+            for place, (old, new) in enumerate(zip(given[: count - 1], given[size:], strict=True)):
+                if old != new:
+                    del ordered[bisect_left(ordered, old)]
+                    insort(ordered, new)
+                numbers[place] = reckon_one(ordered)
+            found[1:] = numbers
+            self._low, self._high = first + count - 1, first + count - 1 + size
+            return found
+
+        found = over_windows(frame, view, 1, reckon, slide)
+        self._slide(view, int(view.low[-1]), int(view.high[-1]))
         return found
 
     def _slide(self, view: View, low: int, high: int) -> None:
-        if low >= self._high:
+        if low >= self._high or high - self._high > SHORT:
             self._ordered = sorted(view.values[low:high].tolist())
         else:
             for value in view.values[self._low : low].tolist():
@@ -55,14 +85,52 @@ class Ordered(Operator):
         self._low, self._high = low, high
 
 
+class Extreme(Operator):
+    """The smallest or largest value of each window."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: np.ufunc) -> None:
+        self._of = of
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the extreme of each row's window."""
+        view: View = inputs[0]
+
+        def slide(first: int, count: int, size: int) -> Floats:
+            # Each window is the end of one stretch of its size and the beginning of the next (van Herk, Gil and Werman).
+            stretches = -(-(count + size - 1) // size)
+            given = view.values[first : first + count + size - 1]
+            line = np.full(stretches * size, given[-1])
+            line[: len(given)] = given
+            table = line.reshape(stretches, size)
+            ends = self._of.accumulate(table[:, ::-1], axis=1)[:, ::-1].reshape(-1)
+            beginnings = self._of.accumulate(table, axis=1).reshape(-1)
+            found: Floats = self._of(ends[:count], beginnings[size - 1 : size - 1 + count])
+            return found
+
+        return over_windows(frame, view, 1, lambda low, high: float(self._of.reduce(view.values[low:high])), slide)
+
+
+def _medians(ordered: Floats) -> Floats:
+    """Return the medians of sorted rows, as ``median_of``."""
+    half, odd = divmod(ordered.shape[1], 2)
+    return ordered[:, half] if odd else 0.5 * ordered[:, half - 1] + 0.5 * ordered[:, half]
+
+
+def _deviations(ordered: Floats) -> Floats:
+    """Return the median absolute deviations of sorted rows, as ``deviation_of``."""
+    return _medians(np.sort(np.abs(ordered - _medians(ordered)[:, None]), axis=1))
+
+
 def median(of: Type, settings: Settings) -> Operator:
     """``median(x[N])``: the middle value, or the mean of the two in the middle."""
-    return Ordered(median_of)
+    return Ordered(median_of, _medians)
 
 
 def deviation(of: Type, settings: Settings) -> Operator:
     """``mad(x[N])``: median of the distances from the median; times 1.4826 it estimates a standard deviation."""
-    return Ordered(lambda ordered: deviation_of(ordered, median_of(ordered)))
+    return Ordered(lambda ordered: deviation_of(ordered, median_of(ordered)), _deviations)
 
 
 def quantile(of: Type, settings: Settings) -> Operator:
@@ -77,17 +145,26 @@ def quantile(of: Type, settings: Settings) -> Operator:
             return ordered[below]
         return (1 - part) * ordered[below] + part * ordered[below + 1]
 
-    return Ordered(reckon)
+    def reckon_rows(ordered: Floats) -> Floats:
+        place = share * (ordered.shape[1] - 1)
+        below = math.floor(place)
+        part = place - below
+        if part == 0:
+            return ordered[:, below]
+        found: Floats = (1 - part) * ordered[:, below] + part * ordered[:, below + 1]
+        return found
+
+    return Ordered(reckon, reckon_rows)
 
 
 def smallest(of: Type, settings: Settings) -> Operator:
     """``min(x[N])``: the smallest value."""
-    return Ordered(lambda ordered: ordered[0])
+    return Extreme(np.minimum)
 
 
 def largest(of: Type, settings: Settings) -> Operator:
     """``max(x[N])``: the largest value."""
-    return Ordered(lambda ordered: ordered[-1])
+    return Extreme(np.maximum)
 
 
 FUNCTIONS = (

@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from trainwarden.rules.core.block import Floats, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Type
 from trainwarden.rules.core.language.series import Frame, Series, View
-from trainwarden.rules.core.language.windows import over_windows
+from trainwarden.rules.core.language.windows import over_windows, side_by_side
 
 # Values that differ by less than this share of their size differ by rounding alone.
 _ROUNDING = 1e-12
@@ -42,6 +44,31 @@ def line(steps: Ints, values: Floats) -> tuple[float, float]:
     return slope, slope * math.sqrt(across) / error
 
 
+def lines(steps: Ints, values: Floats, first: int, count: int, size: int) -> tuple[Floats, Floats]:
+    """Return what :func:`line` gives for ``count`` windows, each beginning one value after the one before."""
+    slopes, certainties = np.empty(count), np.empty(count)
+    gaps = np.diff(steps[first : first + count + size - 1])
+    if size < 3 or (gaps != gaps[0]).any():
+        for place in range(count):
+            own = slice(first + place, first + place + size)
+            slopes[place], certainties[place] = line(steps[own], values[own])
+        return slopes, certainties
+    x = (steps[first : first + size] - steps[first + size - 1]).astype(float)
+    x = x - float(x.sum()) / size
+    across = float((x * x).sum())
+    for part, windows in side_by_side(values, first, count, size):
+        y = windows - (windows.sum(axis=1) / size)[:, None]
+        slope = (x * y).sum(axis=1) / across
+        largest = np.maximum(np.abs(windows.max(axis=1)), np.abs(windows.min(axis=1)))
+        y -= slope[:, None] * x
+        y *= y
+        error = np.sqrt(y.sum(axis=1) / (size - 2))
+        certain = np.where(error <= _ROUNDING * largest, np.copysign(np.inf, slope), slope * math.sqrt(across) / error)
+        flat = np.abs(slope) * float(gaps[0] * (size - 1)) <= _ROUNDING * largest
+        slopes[part], certainties[part] = np.where(flat, 0.0, slope), np.where(flat, 0.0, certain)
+    return slopes, certainties
+
+
 class Slope(Operator):
     """``slope(x[N])``: the least-squares slope per step."""
 
@@ -50,7 +77,14 @@ class Slope(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the slope of each row's window."""
         view: View = inputs[0]
-        return over_windows(frame, view, 2, lambda low, high: line(view.steps[low:high], view.values[low:high])[0])
+        steps, values = view.steps, view.values
+        return over_windows(
+            frame,
+            view,
+            2,
+            lambda low, high: line(steps[low:high], values[low:high])[0],
+            lambda first, count, size: lines(steps, values, first, count, size)[0],
+        )
 
 
 class SlopeT(Operator):
@@ -61,7 +95,14 @@ class SlopeT(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the t statistic of each row's window."""
         view: View = inputs[0]
-        return over_windows(frame, view, 3, lambda low, high: line(view.steps[low:high], view.values[low:high])[1])
+        steps, values = view.steps, view.values
+        return over_windows(
+            frame,
+            view,
+            3,
+            lambda low, high: line(steps[low:high], values[low:high])[1],
+            lambda first, count, size: lines(steps, values, first, count, size)[1],
+        )
 
 
 class Delta(Operator):
