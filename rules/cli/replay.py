@@ -22,10 +22,14 @@ class Output(StrEnum):
 
 @app.command()
 def replay(
-    files: Annotated[list[str], typer.Argument(help="Journals, globs, run folders, or - for standard input.")],
+    files: Annotated[list[str], typer.Argument(help="Logs and journals, globs, run folders, or - for standard input.")],
     rules: Annotated[list[str] | None, typer.Option(help="Rules: a shipped pack or a file; may be repeated.")] = None,
     policy: Annotated[Path | None, typer.Option(help="YAML file with the policy's settings.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take rules and policy from a daemon's configuration.")] = None,
+    format: Annotated[str, typer.Option(help="The files' format: auto, journal, csv…; see docs/replay.md.")] = "auto",
+    map: Annotated[
+        list[str] | None, typer.Option(help="SIGNAL=COLUMN, such as loss=train/loss; may be repeated.")
+    ] = None,
     output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
     to: Annotated[Path | None, typer.Option("-o", help="Write to this file.")] = None,
 ) -> None:
@@ -38,13 +42,23 @@ def replay(
 
     from trainwarden.rules.config import ConfigError, load_config, load_policy
     from trainwarden.rules.core.settings import Settings
+    from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.driver import Replay
-    from trainwarden.rules.replay.journal import ReplayError, find_recordings, merged
+    from trainwarden.rules.replay.files import ReplayError
+    from trainwarden.rules.replay.readers import FORMATS
+    from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, merged
     from trainwarden.rules.replay.report import report, to_json, to_text
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
 
     if policy is not None and config is not None:
         raise typer.BadParameter("give either --policy or --config")
+    if format not in ("auto", JOURNAL, *FORMATS):
+        raise typer.BadParameter(f"--format {format}: it is one of auto, {', '.join([JOURNAL, *FORMATS])}")
+    try:
+        maps = parse_maps(map or [])
+    except MapError as error:
+        raise typer.BadParameter(str(error)) from None
+    problems: list[Problem] = []
     try:
         daemon = None if config is None else load_config(config)
         settings = daemon.policy if daemon else Settings() if policy is None else load_policy(policy)
@@ -53,13 +67,19 @@ def replay(
         else:
             pack = read_packs(daemon.rules, daemon.path("."))
         with tempfile.TemporaryDirectory(prefix="trainwarden-replay-") as spool:
-            reports = [
-                report(recording, Replay(settings, pack).run(merged(recording)))
-                for recording in find_recordings(files, sys.stdin.buffer, Path(spool))
-            ]
-    except (ConfigError, RuleFileError, ReplayError) as error:
+            reports = []
+            for recording in find_recordings(
+                files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
+            ):
+                try:
+                    reports.append(report(recording, Replay(settings, pack).run(merged(recording))))
+                except ReplayError as error:
+                    problems.append(Problem(recording.source, str(error)))
+    except (ConfigError, RuleFileError) as error:
         fail(str(error))
     if output is Output.json:
         write(to_json(reports), to)
     else:
         to_text(reports, console(to))
+    if problems:
+        fail("\n".join(problem.says for problem in problems))

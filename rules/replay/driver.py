@@ -18,7 +18,8 @@ from trainwarden.record import Event, Step
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import feed, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Start, Steps, Tick
-from trainwarden.rules.replay.journal import Placed
+
+from .attempts import Placed
 
 #: Records of one stream that are fed at once. Any number gives the same answers.
 MOST_RECORDS = 256
@@ -38,8 +39,13 @@ class Outcome(msgspec.Struct):
     records: int = 0
     first_step: int | None = None
     last_step: int | None = None
-    stride: int = 1
+    strides: dict[int, int] = {}
     signals: dict[str, None] = {}
+
+    @property
+    def stride(self) -> int:
+        """How many steps a record covers as a rule."""
+        return max(self.strides, key=lambda stride: self.strides[stride], default=1)
 
 
 class Replay:
@@ -133,7 +139,7 @@ class Replay:
         first, last = outcome.first_step, outcome.last_step
         outcome.first_step = record.step if first is None else min(first, record.step)
         outcome.last_step = record.step if last is None else max(last, record.step)
-        outcome.stride = record.stride
+        outcome.strides[record.stride] = outcome.strides.get(record.stride, 0) + 1
         outcome.signals.update(dict.fromkeys(record.signals))
 
 

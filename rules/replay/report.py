@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from trainwarden.record import encode_numbers
-from trainwarden.rules.replay.driver import Outcome
-from trainwarden.rules.replay.journal import Recording
+
+from .driver import Outcome
+from .recordings import Recording
 
 
 def report(recording: Recording, outcome: Outcome) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def report(recording: Recording, outcome: Outcome) -> dict[str, Any]:
         "stride": outcome.stride,
         "signals": list(outcome.signals),
         "incidents": [{**row, "done": None} for row in outcome.incidents.values()],
-        "notices": list(outcome.notices.values()),
+        "notices": recording.notices + list(outcome.notices.values()),
     }
 
 

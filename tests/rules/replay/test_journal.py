@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from trainwarden.record import Event, Header, Step, encode_line
-from trainwarden.rules.replay.journal import Placed, ReplayError, find_recordings, merged
+from trainwarden.rules.replay.attempts import Placed
+from trainwarden.rules.replay.files import ReplayError
+from trainwarden.rules.replay.recordings import find_recordings, merged
 
 
 def write(path: Path, header: Header, lines: list[Step | Event], tail: bytes = b"") -> Path:
@@ -96,9 +98,8 @@ def test_a_clock_that_goes_back_does_not_change_the_order_of_a_stream(tmp_path: 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", ":1: "),
+        (b"", ": the file is empty"),
         (b'{"type":"step","seq":1,"step":1,"time":1}\n', ":1: no header"),
-        (b"step,loss\n1,2\n", ":1: "),
         (b'{"schema":99,"run_uid":"u","run":"r","attempt":0,"start_id":"s"}\n', ":1: "),
         (encode_line(header()) + b'\n{"type":"step","seq":1,"step":"x","time":1}\n', ":2: step"),
         (encode_line(header()) + b'\n{"type":"step","seq":1,"step":1}\n', ":2: time"),

@@ -15,7 +15,7 @@ from trainwarden.rules.core.inputs import SourceSeen, Start, Tick
 from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.replay import driver
 from trainwarden.rules.replay.driver import Replay
-from trainwarden.rules.replay.journal import find_recordings, merged
+from trainwarden.rules.replay.recordings import find_recordings, merged
 from trainwarden.rules.replay.report import report, to_json
 from trainwarden.rules.rulefiles import read_packs
 

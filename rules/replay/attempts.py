@@ -1,0 +1,286 @@
+"""From rows of a foreign log to the records of a run: steps in order, starts, strides and times.
+
+Steps that go backwards are a new start. Rows of one step whose columns differ are one record, a row that repeats what is there is
+a duplicate. A record covers as many steps as lie between two records as a rule (the median of the latest differences).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from trainwarden.record import Event, Step, Value
+from trainwarden.rules.core.inputs import Start
+from trainwarden.signals import BY_NAME
+
+from .columns import Columns
+from .readers.reader import Notices, Row
+
+#: A line with the stream that it belongs to.
+Placed: TypeAlias = tuple[Start, int, "Step | Event"]
+
+#: Rows that are looked at before the first record goes out: which columns there are, and how far apart the steps.
+LOOK_AHEAD = 64
+#: Differences of steps of which the median is the stride.
+DIFFERENCES = 31
+#: The name space of ids that are made of a log's place and contents.
+SPACE = uuid.UUID("6f1d3c52-6a0e-4f0a-9a55-4a5b8f6a2f10")
+
+_LARGEST = 2**53
+
+
+class _Moment(msgspec.Struct):
+    """What is known of one step so far."""
+
+    step: int
+    time: float | None
+    signals: dict[str, Value]
+    evaluation: dict[str, float]
+    trained: bool
+
+
+class Attempts:
+    """Makes records of rows. :meth:`feed` may be called again and again, :meth:`end` once.
+
+    ``attempt_of(start_id, attempt)`` may give a start another attempt number than the count from 0; ``clock()`` is the time of
+    rows that bring none. Without a clock they lie one second a step apart.
+    """
+
+    def __init__(
+        self,
+        run_uid: str,
+        run: str,
+        columns: Columns,
+        notices: Notices,
+        *,
+        attempt_of: Callable[[str, int], int] = lambda start_id, attempt: attempt,
+        clock: Callable[[], float] | None = None,
+        look_ahead: int = LOOK_AHEAD,
+    ) -> None:
+        self._run_uid = run_uid
+        self._run = run
+        self._columns = columns
+        self._notices = notices
+        self._attempt_of = attempt_of
+        self._clock = clock
+        self._look_ahead = look_ahead
+        self._ahead: list[Row] | None = []
+        self._counted: int | None = None
+        self._pending: _Moment | None = None
+        self._back: _Moment | None = None
+        self._start: Start | None = None
+        self._seq = 0
+        self._last = -1
+        self._time = -math.inf
+        self._opened = False
+        self._resumed_from: int | None = None
+        self._before: int | None = None
+        self._differences: deque[int] = deque(maxlen=DIFFERENCES)
+        #: How many steps a record covers now.
+        self.stride = 1
+
+    def feed(self, rows: Iterable[Row]) -> Iterator[Placed]:
+        """Yield the records and events of consecutive rows, a row late."""
+        for row in rows:
+            if self._ahead is not None:
+                self._ahead.append(row)
+                if len(self._ahead) >= self._look_ahead:
+                    yield from self._begin()
+            else:
+                yield from self._take(row)
+
+    def idle(self) -> Iterator[Placed]:
+        """Yield what waits for a next row; what that one adds to the same step is then lost."""
+        if self._ahead is not None or self._back is not None:
+            return
+        if self._pending is not None:
+            yield from self._emit(self._pending)
+            self._pending = None
+
+    def end(self) -> Iterator[Placed]:
+        """Yield what is left, and say what is known only at the end."""
+        yield from self._begin()
+        if self._pending is not None:
+            yield from self._emit(self._pending)
+        if self._back is not None:
+            self._again(self._back)
+            yield from self._emit(self._back)
+        self._pending = self._back = None
+        self._columns.report()
+
+    def _begin(self) -> Iterator[Placed]:
+        rows, self._ahead = self._ahead, None
+        if not rows:
+            return
+        example = {name: value for row in rows for name, value in row.values.items()}
+        self._columns.decide(example, example)
+        if not self._columns.has_step():
+            self._counted = 0
+            self._notices.add(
+                "no_step", "No column is known to be the step: rows are counted from 1 (or use --map step=COLUMN)."
+            )
+        steps = [self._columns.map(row.values)[0] for row in rows]
+        ahead = [int(b - a) for a, b in zip(_whole(steps), _whole(steps)[1:], strict=False) if b > a]
+        if ahead:
+            self.stride = max(1, statistics.median_low(ahead))
+        for row in rows:
+            yield from self._take(row)
+
+    def _take(self, row: Row) -> Iterator[Placed]:
+        moment = self._moment(row)
+        if moment is None:
+            return
+        pending, back = self._pending, self._back
+        if pending is None:
+            if moment.step > self._last:
+                self._pending = moment
+            elif moment.step < self._last and moment.trained:
+                self._again(moment)
+                self._pending = moment
+            else:
+                self._duplicate(moment)
+            return
+        if back is not None:
+            self._back = None
+            if moment.step > pending.step:
+                says = f"Line {row.line}: step {back.step} after step {pending.step} and before step {moment.step}: left out."
+                self._notices.add("unordered", says, step=back.step)
+            else:
+                yield from self._emit(pending)
+                self._again(back)
+                self._pending = pending = back
+        if moment.step == pending.step:
+            self._merge(pending, moment)
+        elif moment.step > pending.step:
+            yield from self._emit(pending)
+            self._pending = moment
+        elif moment.trained:
+            self._back = moment
+        else:
+            says = f"Line {row.line}: step {moment.step} after step {pending.step}: left out."
+            self._notices.add("unordered", says, step=moment.step)
+
+    def _moment(self, row: Row) -> _Moment | None:
+        step, time, signals = self._columns.map(row.values)
+        if self._counted is not None:
+            self._counted += 1
+            step = float(self._counted)
+        if step is None or not 0 <= step < _LARGEST or step != int(step):
+            said = "is missing" if step is None else f"{step:g} is no whole number from 0 on"
+            self._notices.add("unreadable", f"Line {row.line}: the step {said}: the row was left out.", signal="step")
+            return None
+        if not signals:
+            return None
+        evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
+        trained = len(evaluation) < len(signals) and any(name in BY_NAME and name != "epoch" for name in signals)
+        return _Moment(int(step), time, signals, evaluation, trained or not evaluation)
+
+    def _merge(self, pending: _Moment, moment: _Moment) -> None:
+        if pending.signals.keys() & moment.signals.keys() - {"epoch"}:
+            self._duplicate(moment)
+            return
+        pending.signals.update(moment.signals)
+        pending.evaluation.update(moment.evaluation)
+        pending.trained = pending.trained or moment.trained
+
+    def _duplicate(self, moment: _Moment) -> None:
+        says = f"Step {moment.step} is there twice: the first one counts."
+        self._notices.add("duplicate_step", says, step=moment.step)
+
+    def _again(self, first: _Moment) -> None:
+        """Leave the start that there is: what comes from ``first`` on is the next one's."""
+        self._begin_start(first, resumed=True)
+
+    def _begin_start(self, first: _Moment, *, resumed: bool) -> None:
+        before = self._start
+        attempt = 0 if before is None else before.attempt + 1
+        seed = repr(
+            (first.step, sorted((name, repr(value)) for name, value in first.signals.items()), attempt * resumed)
+        )
+        start_id = str(uuid.uuid5(SPACE, f"{self._run_uid} {seed}"))
+        self._before = None if before is None else before.attempt
+        self._start = Start(self._run_uid, self._run, self._attempt_of(start_id, attempt), start_id)
+        self._seq = 0
+        self._last = -1
+        self._opened = False
+        self._resumed_from = max(0, first.step - self.stride) if resumed else None
+
+    def _emit(self, moment: _Moment) -> Iterator[Placed]:
+        if self._start is None:
+            self._begin_start(moment, resumed=False)
+        start = self._start
+        assert start is not None
+        difference = moment.step - self._last if self._last >= 0 else self.stride
+        if self._last >= 0 and moment.trained:
+            self._see(difference, moment.step)
+        time = self._time_of(moment, max(1, difference))
+        if not self._opened:
+            self._opened = True
+            self._seq = 1
+            yield start, 0, self._start_event(start, time)
+        self._seq += 1
+        record = Step(
+            seq=self._seq,
+            step=moment.step,
+            time=time,
+            stride=self.stride if moment.trained else 1,
+            signals=moment.signals,
+        )
+        yield start, 0, record
+        if moment.evaluation:
+            self._seq += 1
+            yield (
+                start,
+                0,
+                Event(kind="evaluation", time=time, seq=self._seq, step=moment.step, fields=dict(moment.evaluation)),
+            )
+        self._last = moment.step
+
+    def _start_event(self, start: Start, time: float) -> Event:
+        fields: dict[str, object] = {
+            "run_uid": start.run_uid,
+            "run": start.run,
+            "attempt": start.attempt,
+            "start_id": start.start_id,
+            "rank": 0,
+            "world_size": 1,
+        }
+        if self._resumed_from is not None:
+            fields["resumed_from"] = {"attempt": self._before, "step": self._resumed_from}
+        return Event(kind="start", time=time, seq=1, step=self._resumed_from, fields=fields)
+
+    def _see(self, difference: int, step: int) -> None:
+        self._differences.append(difference)
+        if difference == self.stride:
+            return
+        if len(self._differences) == DIFFERENCES:
+            stride = statistics.median_low(self._differences)
+            if stride != self.stride:
+                says = f"From about step {step} on a record covers {stride} steps instead of {self.stride}."
+                self._notices.add("stride", says, step=step)
+                self.stride = stride
+                return
+        if difference > 1.5 * self.stride:
+            missing = difference - self.stride
+            says = f"{missing:,} steps are missing between steps {self._last} and {step}."
+            self._notices.add("gap", says, step=step)
+
+    def _time_of(self, moment: _Moment, steps: int) -> float:
+        if self._clock is not None and moment.time is None:
+            time = self._clock()
+        elif moment.time is not None:
+            time = moment.time
+        else:
+            time = steps + (0.0 if self._time == -math.inf else self._time)
+        self._time = max(self._time, time)
+        return self._time
+
+
+def _whole(steps: Iterable[float | None]) -> list[float]:
+    return [step for step in steps if step is not None and math.isfinite(step)]

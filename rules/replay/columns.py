@@ -1,0 +1,284 @@
+"""From the names that a log gives its numbers to signals.
+
+A log's own words for the known signals are listed here; ``--map`` overrides them. What is not known becomes a signal of the
+user's under a name that the rule language takes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from trainwarden.record import Value
+from trainwarden.rules.core.language.operators import FUNCTIONS
+from trainwarden.signals import BY_NAME, GROUPS
+
+from .readers.reader import STEP, TIME, Notices
+
+#: Words for a signal, lower case with ``_`` between them, the most telling first.
+SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        STEP,
+        (
+            "step",
+            "global_step",
+            "trainer_global_step",
+            "train_global_step",
+            "iteration",
+            "iter",
+            "_step",
+            "steps",
+            "train_step",
+            "train_steps",
+            "optimizer_step",
+            "it",
+            "iter_num",
+            "update",
+            "updates",
+            "num_updates",
+            "batch",
+        ),
+    ),
+    (TIME, ("time", "timestamp", "_timestamp", "wall_time", "walltime", "unix_time", "created_at")),
+    (
+        "loss",
+        (
+            "loss",
+            "train_loss",
+            "training_loss",
+            "lm_loss",
+            "train_loss_step",
+            "train_lm_loss",
+            "loss_train",
+            "train_ce_loss",
+            "train_cross_entropy_loss",
+            "train_crossentropyloss",
+            "loss_metrics_global_avg_loss",
+            "global_avg_loss",
+            "train_train_loss",
+            "total_loss",
+            "ce_loss",
+            "nll_loss",
+            "cross_entropy",
+            "reduced_train_loss",
+            "train_loss_epoch",
+        ),
+    ),
+    (
+        "grad_norm",
+        (
+            "grad_norm",
+            "gradient_norm",
+            "global_grad_norm",
+            "train_grad_norm",
+            "train_gradient_norm",
+            "train_global_grad_norm",
+            "total_grad_norm",
+            "optim_total_grad_norm",
+            "grad_norm_total",
+            "grad_norm_all",
+            "grad_2_0_norm_total",
+            "grad_2_norm_total",
+            "l2_norm_grad_global",
+            "gradnorm",
+            "gnorm",
+        ),
+    ),
+    (
+        "lr",
+        (
+            "lr",
+            "learning_rate",
+            "train_lr",
+            "train_learning_rate",
+            "optim_lr",
+            "optim_learning_rate_group0",
+            "lr_adamw",
+            "lr_adam",
+            "lr_adamw_pg1",
+            "lr_adam_pg1",
+            "lr_decoupledadamw_group0",
+            "lr_group0",
+            "lr_0",
+        ),
+    ),
+    ("loss_scale", ("loss_scale", "train_loss_scale", "grad_scale", "amp_scale", "loss_scaler")),
+    ("skipped", ("skipped", "number_of_skipped_iterations", "skipped_iterations", "skipped_iters")),
+    (
+        "samples_seen",
+        ("samples_seen", "samples", "consumed_samples", "train_consumed_samples", "num_samples_seen", "samples_total"),
+    ),
+    (
+        "tokens",
+        (
+            "tokens",
+            "tokens_seen",
+            "consumed_tokens",
+            "num_input_tokens_seen",
+            "train_tokens",
+            "total_tokens",
+            "tokens_total",
+            "n_tokens_seen",
+        ),
+    ),
+    ("epoch", ("epoch", "train_epoch", "trainer_epoch", "current_epoch")),
+    ("step_duration_seconds", ("step_duration_seconds", "step_time", "iteration_time", "seconds_per_step")),
+)
+#: Words of a line that a signal cannot bear, and those of the rule language.
+TAKEN = frozenset(
+    {"type", "seq", "step", "time", "stride", "samples", "shards", "ranks", "phase", "kind"}
+    | {"or", "and", "unless", "not", "by", "offset"}
+)
+EVALUATION = re.compile(r"(?:eval|evaluation|val|valid|validation|test|dev)_.+|.+_(?:val|eval|validation)")
+#: Signals of the user's own that one log may bring.
+MOST_OWN = 256
+#: Unix times of this century, in seconds; a thousand times that is milliseconds.
+OLDEST, NEWEST = 946_684_800.0, 4_102_444_800.0
+
+_LONGEST = 120
+
+
+def normal(name: str) -> str:
+    """Return a column's name in lower case with ``_`` for all that is neither letter nor digit."""
+    found = re.sub(r"[^a-z0-9]+", "_", name.lower())
+    return found.rstrip("_") if found.startswith("_") and name.startswith("_") else found.strip("_")
+
+
+class MapError(ValueError):
+    """A ``--map`` that cannot be meant. The message says what one looks like."""
+
+
+def parse_maps(texts: Iterable[str]) -> dict[str, str]:
+    """Return column to signal from texts like ``loss=train/loss``.
+
+    Raises:
+        MapError: a text is none of that kind, or the signal's name is none.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        signal, equal, column = text.partition("=")
+        signal = signal.strip()
+        if not equal or not column:
+            raise MapError(f"--map {text}: write SIGNAL=COLUMN, for example --map loss=train/loss")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[a-z_]+)?", signal):
+            raise MapError(f"--map {text}: {signal!r} is no name of a signal: letters, digits and _")
+        if signal in TAKEN - {STEP, TIME, "samples"} or signal in FUNCTIONS:
+            raise MapError(f"--map {text}: {signal} is a word of trainwarden's own: choose another name")
+        found[column] = "samples_seen" if signal == "samples" else signal
+    return found
+
+
+class Columns:
+    """Decides once for each name in a log what it is, and maps rows by that."""
+
+    def __init__(self, maps: Mapping[str, str], notices: Notices) -> None:
+        self._maps = dict(maps)
+        self._notices = notices
+        self._target: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._own = 0
+        #: Raw names of evaluation results.
+        self.evaluations: set[str] = set()
+
+    def decide(self, names: Iterable[str], example: Mapping[str, float] | None = None) -> None:
+        """Take in names that were not seen yet; where two could be one signal, the more telling word wins."""
+        new = [name for name in names if name not in self._target]
+        for name in new:
+            if name in self._maps:
+                self._give(name, self._maps[name])
+        by_normal: dict[str, str] = {}
+        for name in new:
+            by_normal.setdefault(normal(name), name)
+        mapped = set(self._maps.values())
+        for signal, words in SYNONYMS:
+            for word in words:
+                found = by_normal.get(word)
+                if found is None or found in self._target or signal in self._taken or signal in mapped:
+                    continue
+                if signal == TIME and _seconds((example or {}).get(found, math.nan)) is None:
+                    continue
+                self._give(found, signal)
+        for name in new:
+            if name not in self._target:
+                self._give(name, self._other(name))
+
+    def _give(self, name: str, signal: str) -> None:
+        self._target[name] = signal
+        self._taken.add(signal)
+
+    def _other(self, name: str) -> str:
+        """Return the signal that a name is none of the synonyms for: one of the table, a group's, or the user's own."""
+        plain = normal(name)
+        known = plain in BY_NAME and not {"quantity", "moment", "kind"} & set(BY_NAME[plain].labels)
+        if known and plain not in self._taken and plain not in self._maps.values():
+            return plain
+        for group in GROUPS:
+            base = plain.removesuffix(f"_{group}")
+            if base != plain and base in BY_NAME and BY_NAME[base].labels == ("group",):
+                return f"{base}.{group}"
+        if EVALUATION.fullmatch(plain):
+            self.evaluations.add(name)
+        if self._own >= MOST_OWN:
+            self._notices.add("columns", f"More than {MOST_OWN} columns are not known: {name} was left out.")
+            return ""
+        self._own += 1
+        own = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:_LONGEST] or "column"
+        if own[0].isdigit():
+            own = f"_{own}"
+        if own in BY_NAME or own in TAKEN or own in FUNCTIONS:
+            own = f"log_{own}"
+        unique, count = own, 2
+        while unique in self._taken:
+            unique, count = f"{own}_{count}", count + 1
+        return unique
+
+    def map(self, values: Mapping[str, float]) -> tuple[float | None, float | None, dict[str, Value]]:
+        """Return step, Unix time and signals of one row."""
+        step: float | None = None
+        time: float | None = None
+        signals: dict[str, Value] = {}
+        for name, value in values.items():
+            signal = self._target.get(name)
+            if signal is None:
+                self.decide([name], values)
+                signal = self._target[name]
+            if signal == STEP:
+                step = value
+            elif signal == TIME:
+                time = _seconds(value)
+            elif "." in signal:
+                signal, _, label = signal.partition(".")
+                groups = signals.setdefault(signal, {})
+                if not isinstance(groups, dict):
+                    groups = signals[signal] = {"all": groups}
+                groups[label] = value
+            elif signal:
+                there = signals.get(signal)
+                if isinstance(there, dict):
+                    there["all"] = value
+                else:
+                    signals[signal] = value
+        return step, time, signals
+
+    def report(self) -> None:
+        """Say which names of ``--map`` never came."""
+        for column, signal in self._maps.items():
+            if column not in self._target:
+                there = ", ".join(list(self._target)[:20]) or "none"
+                self._notices.add("map", f"--map {signal}={column}: there is no such column; there are: {there}.")
+        if "loss" not in self._taken and self._target:
+            there = ", ".join(list(self._target)[:20])
+            says = f"No column is known to be the loss; name it with --map loss=COLUMN. There are: {there}."
+            self._notices.add("no_loss", says, signal="loss")
+
+    def has_step(self) -> bool:
+        """Say whether some column gives the step."""
+        return STEP in self._taken
+
+
+def _seconds(value: float) -> float | None:
+    """Return a Unix time in seconds from one in seconds or milliseconds, or None for what is no time of this century."""
+    if OLDEST < value < NEWEST:
+        return value
+    return value / 1000 if OLDEST < value / 1000 < NEWEST else None

@@ -1,0 +1,33 @@
+"""The formats that replay reads, one a file, and the choice between them.
+
+A file's format is the one whose reader is the surest of its first lines and its name.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from . import csv
+from .reader import Notices, Reader, Row
+
+#: Modules of formats by the name that ``--format`` takes.
+FORMATS: MappingProxyType[str, Any] = MappingProxyType({"csv": csv})
+#: What is looked at of a file to tell its format.
+HEAD_BYTES, HEAD_LINES = 256 * 1024, 400
+
+
+def recognise(head: bytes, name: str) -> str | None:
+    """Return the format of a file that begins with ``head``, or None for what is no log that is known."""
+    lines = head.splitlines(keepends=True)[:HEAD_LINES]
+    sure, best = max((module.recognises(lines, name), format) for format, module in FORMATS.items())
+    return best if sure > 0 else None
+
+
+def make_reader(format: str, notices: Notices) -> Reader:
+    """Return a reader of the format, at the beginning of a file."""
+    made: Reader = FORMATS[format].reader(notices)
+    return made
+
+
+__all__ = ["FORMATS", "HEAD_BYTES", "Notices", "Reader", "Row", "make_reader", "recognise"]

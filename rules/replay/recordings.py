@@ -1,0 +1,251 @@
+"""What a command line names, as recordings: journals by run, foreign logs one a file.
+
+:func:`find_recordings` looks at each file's beginning alone; :func:`merged` reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from trainwarden.record import Header, RecordError, decode_line
+
+from .attempts import SPACE, Attempts, Placed
+from .columns import Columns
+from .files import ReplayError, ignore, matching, read_head, read_lines
+from .journal import Stream, add_file, merged_streams, put_in_order, read_header
+from .readers import FORMATS, HEAD_BYTES, make_reader, recognise
+from .readers.reader import Notices
+
+#: The format of the exporter's own files.
+JOURNAL = "journal"
+
+
+class Recording(msgspec.Struct):
+    """One run as it was recorded: the streams of a journal, or one foreign log.
+
+    ``source`` says what was asked for: the one file or folder, or the first of several. ``notices`` are what reading said of the
+    log itself, complete once all lines were read.
+    """
+
+    source: str
+    run: str
+    run_uid: str
+    streams: list[Stream] = []
+    format: str = JOURNAL
+    files: list[Path] = []
+    maps: dict[str, str] = {}
+    notices: list[dict[str, Any]] = []
+
+    def paths(self) -> list[Path]:
+        """Return all files."""
+        return self.files or [path for stream in self.streams for path in stream.files]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A file that cannot be read, with the sentence that says so."""
+
+    name: str
+    says: str
+
+
+def find_recordings(
+    names: Iterable[str],
+    standard_input: IO[bytes],
+    spool: Path,
+    *,
+    format: str = "auto",
+    maps: Mapping[str, str] | None = None,
+    problems: list[Problem] | None = None,
+) -> list[Recording]:
+    """Return the recordings that files, globs, folders and ``-`` (standard input) name, in the order of their naming.
+
+    Standard input is written into ``spool``, an empty folder that the caller removes; journals are split at their headers.
+    ``format`` is ``auto``, ``journal`` or a name of ``readers.FORMATS``. ``maps`` gives signals to columns.
+    Where ``problems`` is given, files that cannot be read are put there and the others are returned.
+
+    Raises:
+        ReplayError: a name matches nothing, or a file is no log that is known, and ``problems`` is not given.
+    """
+    finding = _Finding(format, dict(maps or {}))
+    for name in names:
+        try:
+            found = _spooled(standard_input, spool) if name == "-" else matching(name)
+        except ReplayError as error:
+            if problems is None:
+                raise
+            problems.append(Problem(name, str(error)))
+            continue
+        for path in found:
+            try:
+                finding.add(name, path)
+            except ReplayError as error:
+                if problems is None:
+                    raise
+                problems.append(Problem(str(path), str(error)))
+    return finding.recordings()
+
+
+def merged(recording: Recording, told: Callable[[int], None] = ignore) -> Iterator[Placed]:
+    """Yield all lines of a recording in order; ``told(bytes)`` hears how much was read.
+
+    Raises:
+        ReplayError: the file cannot be read, or holds no step.
+    """
+    if recording.format == JOURNAL:
+        yield from merged_streams(recording.streams, told)
+        return
+    notices = Notices()
+    attempts = Attempts(recording.run_uid, recording.run, Columns(recording.maps, notices), notices)
+    read = False
+    for path in recording.files:
+        reader = make_reader(recording.format, notices)
+
+        def cut(path: Path = path) -> None:
+            notices.add("torn", f"{path.name} ends in the middle of its gzip: all before is read.")
+
+        for placed in attempts.feed(reader.read(read_lines(path, told, cut))):
+            read = True
+            yield placed
+        reader.end()
+    for placed in attempts.end():
+        read = True
+        yield placed
+    recording.notices = notices.rows()
+    if not read:
+        said = " ".join(row["says"] for row in recording.notices[:3])
+        raise ReplayError(f"{recording.source}: read as {recording.format}, it holds no step. {said}".rstrip())
+
+
+class _Finding:
+    """The recordings of one command line as they are found."""
+
+    def __init__(self, format: str, maps: dict[str, str]) -> None:
+        self._format = format
+        self._maps = maps
+        self._found: dict[str, Recording] = {}
+        self._sources: dict[str, list[str]] = {}
+
+    def add(self, name: str, path: Path) -> None:
+        """Take in a file or a folder.
+
+        Raises:
+            ReplayError: it is none that is known.
+        """
+        if path.is_dir():
+            for file in _inside(path):
+                self.add(name, file)
+            return
+        format = self._format_of(name, path)
+        if format == JOURNAL:
+            self._add_journal(name, path)
+        else:
+            self._add_log(name, path, format)
+
+    def recordings(self) -> list[Recording]:
+        """Return what was found, complete."""
+        for key, recording in self._found.items():
+            more = len(self._sources[key]) - 1
+            recording.source = self._sources[key][0] + (f" and {more} more" if more else "")
+            put_in_order(recording.streams)
+        return list(self._found.values())
+
+    def _format_of(self, name: str, path: Path) -> str:
+        if self._format != "auto":
+            return self._format
+        head = read_head(path, HEAD_BYTES)
+        if _is_journal(head.partition(b"\n")[0]):
+            return JOURNAL
+        shown = name if name == "-" else str(path)
+        if not head.strip():
+            raise ReplayError(f"{shown}: the file is empty")
+        format = recognise(head, path.name)
+        if format is None:
+            raise ReplayError(
+                f"{shown}: is no log that is known; --format names one of {', '.join([JOURNAL, *FORMATS])}"
+            )
+        return format
+
+    def _add_journal(self, name: str, path: Path) -> None:
+        header = read_header(path)
+        recording = self._found.setdefault(header.run_uid, Recording(name, header.run, header.run_uid))
+        self._note(header.run_uid, name)
+        add_file(recording.streams, header, path)
+
+    def _add_log(self, name: str, path: Path, format: str) -> None:
+        key = str(uuid.uuid5(SPACE, str(path.resolve())))
+        run = "stdin" if name == "-" else run_of(path)
+        shown = name if name == "-" else str(path)
+        self._found.setdefault(key, Recording(shown, run, key, format=format, files=[path], maps=self._maps))
+        self._note(key, shown)
+
+    def _note(self, key: str, name: str) -> None:
+        sources = self._sources.setdefault(key, [])
+        if name not in sources:
+            sources.append(name)
+
+
+def run_of(path: Path) -> str:
+    """Return the name of the run whose log ``path`` is: the file's name without what says only its format."""
+    name = path.name
+    for ending in (".gz", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err"):
+        name = name.removesuffix(ending)
+    return name or path.name
+
+
+def _inside(folder: Path) -> list[Path]:
+    found = sorted(item for pattern in ("*.ndjson", "*.ndjson.gz") for item in folder.rglob(pattern))
+    if not found:
+        raise ReplayError(f"{folder}: no journal (*.ndjson) in this folder")
+    return found
+
+
+def _is_journal(line: bytes) -> bool:
+    """Say whether a file that begins with this line is meant as a journal, also one without header or of another version."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    return {"schema", "run_uid"} <= found.keys() or (found.get("type") in ("step", "event") and "seq" in found)
+
+
+def _is_header(line: bytes) -> bool:
+    if b'"schema"' not in line:
+        return False
+    try:
+        return isinstance(decode_line(line), Header)
+    except RecordError:
+        return False
+
+
+def _spooled(standard_input: IO[bytes], spool: Path) -> list[Path]:
+    """Write standard input into files: as it is, but journals split at their headers."""
+    whole = spool / "stdin"
+    with whole.open("wb") as file:
+        shutil.copyfileobj(standard_input, file)
+    if not whole.stat().st_size:
+        raise ReplayError("-: standard input is empty")
+    if not _is_header(read_head(whole, HEAD_BYTES).partition(b"\n")[0]):
+        return [whole]
+    files: list[Path] = []
+    opened: IO[bytes] | None = None
+    try:
+        for line in read_lines(whole):
+            if _is_header(line) or opened is None:
+                if opened is not None:
+                    opened.close()
+                files.append(spool / f"{len(files) + 1:05}.ndjson")
+                opened = files[-1].open("wb")
+            opened.write(line)
+    finally:
+        if opened is not None:
+            opened.close()
+    whole.unlink()
+    return files
