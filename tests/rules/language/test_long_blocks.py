@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.rules.language.streams import pack_of, record, run, same
 
+from tests.rules.language.streams import pack_of, record, run, same
 from trainwarden.record import Step
 
 #: Each value of each expression is a change of its alert: it holds at every other known row at most.
