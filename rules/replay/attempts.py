@@ -17,10 +17,9 @@ import msgspec
 
 from trainwarden.record import Event, Step, Value
 from trainwarden.rules.core.inputs import Start
-from trainwarden.signals import BY_NAME
 
 from .columns import Columns
-from .readers.reader import Notices, Row
+from .rows import Notices, Row
 
 #: A line with the stream that it belongs to.
 Placed: TypeAlias = tuple[Start, int, "Step | Event"]
@@ -36,13 +35,13 @@ _LARGEST = 2**53
 
 
 class _Moment(msgspec.Struct):
-    """What is known of one step so far."""
+    """What is known of one step so far. Moments that lead carry the loss: they alone tell strides and starts."""
 
     step: int
     time: float | None
     signals: dict[str, Value]
     evaluation: dict[str, float]
-    trained: bool
+    leads: bool
 
 
 class Attempts:
@@ -76,7 +75,7 @@ class Attempts:
         self._back: _Moment | None = None
         self._start: Start | None = None
         self._seq = 0
-        self._last = -1
+        self._last = self._led = -1
         self._time = -math.inf
         self._opened = False
         self._resumed_from: int | None = None
@@ -125,7 +124,8 @@ class Attempts:
             self._notices.add(
                 "no_step", "No column is known to be the step: rows are counted from 1 (or use --map step=COLUMN)."
             )
-        steps = [self._columns.map(row.values)[0] for row in rows]
+        mapped = [self._columns.map(row.values) for row in rows]
+        steps = [step for step, _, signals in mapped if self._columns.leads(signals)]
         ahead = [int(b - a) for a, b in zip(_whole(steps), _whole(steps)[1:], strict=False) if b > a]
         if ahead:
             self.stride = max(1, statistics.median_low(ahead))
@@ -140,7 +140,7 @@ class Attempts:
         if pending is None:
             if moment.step > self._last:
                 self._pending = moment
-            elif moment.step < self._last and moment.trained:
+            elif moment.step < self._last and moment.leads:
                 self._again(moment)
                 self._pending = moment
             else:
@@ -160,7 +160,7 @@ class Attempts:
         elif moment.step > pending.step:
             yield from self._emit(pending)
             self._pending = moment
-        elif moment.trained:
+        elif moment.leads:
             self._back = moment
         else:
             says = f"Line {row.line}: step {moment.step} after step {pending.step}: left out."
@@ -178,8 +178,7 @@ class Attempts:
         if not signals:
             return None
         evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
-        trained = len(evaluation) < len(signals) and any(name in BY_NAME and name != "epoch" for name in signals)
-        return _Moment(int(step), time, signals, evaluation, trained or not evaluation)
+        return _Moment(int(step), time, signals, evaluation, self._columns.leads(signals))
 
     def _merge(self, pending: _Moment, moment: _Moment) -> None:
         if pending.signals.keys() & moment.signals.keys() - {"epoch"}:
@@ -187,7 +186,7 @@ class Attempts:
             return
         pending.signals.update(moment.signals)
         pending.evaluation.update(moment.evaluation)
-        pending.trained = pending.trained or moment.trained
+        pending.leads = pending.leads or moment.leads
 
     def _duplicate(self, moment: _Moment) -> None:
         says = f"Step {moment.step} is there twice: the first one counts."
@@ -207,7 +206,7 @@ class Attempts:
         self._before = None if before is None else before.attempt
         self._start = Start(self._run_uid, self._run, self._attempt_of(start_id, attempt), start_id)
         self._seq = 0
-        self._last = -1
+        self._last = self._led = -1
         self._opened = False
         self._resumed_from = max(0, first.step - self.stride) if resumed else None
 
@@ -217,8 +216,10 @@ class Attempts:
         start = self._start
         assert start is not None
         difference = moment.step - self._last if self._last >= 0 else self.stride
-        if self._last >= 0 and moment.trained:
-            self._see(difference, moment.step)
+        if moment.leads:
+            if self._led >= 0:
+                self._see(moment.step - self._led, difference, moment.step)
+            self._led = moment.step
         time = self._time_of(moment, max(1, difference))
         if not self._opened:
             self._opened = True
@@ -229,7 +230,7 @@ class Attempts:
             seq=self._seq,
             step=moment.step,
             time=time,
-            stride=self.stride if moment.trained else 1,
+            stride=self.stride if moment.leads else 1,
             signals=moment.signals,
         )
         yield start, 0, record
@@ -255,7 +256,8 @@ class Attempts:
             fields["resumed_from"] = {"attempt": self._before, "step": self._resumed_from}
         return Event(kind="start", time=time, seq=1, step=self._resumed_from, fields=fields)
 
-    def _see(self, difference: int, step: int) -> None:
+    def _see(self, difference: int, since_any: int, step: int) -> None:
+        """Take the steps since the last record that leads, and since the last one of any kind, into account."""
         self._differences.append(difference)
         if difference == self.stride:
             return
@@ -266,8 +268,8 @@ class Attempts:
                 self._notices.add("stride", says, step=step)
                 self.stride = stride
                 return
-        if difference > 1.5 * self.stride:
-            missing = difference - self.stride
+        if since_any > 1.5 * self.stride:
+            missing = since_any - self.stride
             says = f"{missing:,} steps are missing between steps {self._last} and {step}."
             self._notices.add("gap", says, step=step)
 

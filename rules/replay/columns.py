@@ -14,7 +14,7 @@ from trainwarden.record import Value
 from trainwarden.rules.core.language.operators import FUNCTIONS
 from trainwarden.signals import BY_NAME, GROUPS
 
-from .readers.reader import STEP, TIME, Notices
+from .rows import STEP, TIME, Notices
 
 #: Words for a signal, lower case with ``_`` between them, the most telling first.
 SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -38,6 +38,7 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "updates",
             "num_updates",
             "batch",
+            "current_steps",
         ),
     ),
     (TIME, ("time", "timestamp", "_timestamp", "wall_time", "walltime", "unix_time", "created_at")),
@@ -104,6 +105,7 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("loss_scale", ("loss_scale", "train_loss_scale", "grad_scale", "amp_scale", "loss_scaler")),
+    ("nonfinite.loss", ("number_of_nan_iterations",)),
     ("skipped", ("skipped", "number_of_skipped_iterations", "skipped_iterations", "skipped_iters")),
     (
         "samples_seen",
@@ -177,6 +179,7 @@ class Columns:
         self._notices = notices
         self._target: dict[str, str] = {}
         self._taken: set[str] = set()
+        self._leading: frozenset[str] | None = None
         self._own = 0
         #: Raw names of evaluation results.
         self.evaluations: set[str] = set()
@@ -206,6 +209,7 @@ class Columns:
     def _give(self, name: str, signal: str) -> None:
         self._target[name] = signal
         self._taken.add(signal)
+        self._leading = None
 
     def _other(self, name: str) -> str:
         """Return the signal that a name is none of the synonyms for: one of the table, a group's, or the user's own."""
@@ -271,6 +275,13 @@ class Columns:
             there = ", ".join(list(self._target)[:20])
             says = f"No column is known to be the loss; name it with --map loss=COLUMN. There are: {there}."
             self._notices.add("no_loss", says, signal="loss")
+
+    def leads(self, signals: Mapping[str, Value]) -> bool:
+        """Say whether a row with these signals is one of the training's own: with the loss, or where there is none, with any."""
+        if self._leading is None:
+            known = {signal.partition(".")[0] for signal in self._taken} & BY_NAME.keys() - {"epoch"}
+            self._leading = frozenset({"loss"} if "loss" in known else known)
+        return not self._leading or not self._leading.isdisjoint(signals)
 
     def has_step(self) -> bool:
         """Say whether some column gives the step."""

@@ -20,7 +20,7 @@ from .columns import Columns
 from .files import ReplayError, ignore, matching, read_head, read_lines
 from .journal import Stream, add_file, merged_streams, put_in_order, read_header
 from .readers import FORMATS, HEAD_BYTES, make_reader, recognise
-from .readers.reader import Notices
+from .rows import Notices
 
 #: The format of the exporter's own files.
 JOURNAL = "journal"

@@ -8,18 +8,21 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from . import csv
-from .reader import Notices, Reader, Row
+from trainwarden.rules.replay.rows import Notices, Reader
+
+from . import csv, huggingface, jsonl, lightning, wandb
 
 #: Modules of formats by the name that ``--format`` takes.
-FORMATS: MappingProxyType[str, Any] = MappingProxyType({"csv": csv})
-#: What is looked at of a file to tell its format.
-HEAD_BYTES, HEAD_LINES = 256 * 1024, 400
+FORMATS: MappingProxyType[str, Any] = MappingProxyType(
+    {"csv": csv, "jsonl": jsonl, "huggingface": huggingface, "lightning": lightning, "wandb": wandb}
+)
+#: What is looked at of a file to tell its format: programs print much before their first step.
+HEAD_BYTES = 1024 * 1024
 
 
 def recognise(head: bytes, name: str) -> str | None:
     """Return the format of a file that begins with ``head``, or None for what is no log that is known."""
-    lines = head.splitlines(keepends=True)[:HEAD_LINES]
+    lines = head.splitlines(keepends=True)
     sure, best = max((module.recognises(lines, name), format) for format, module in FORMATS.items())
     return best if sure > 0 else None
 
@@ -30,4 +33,9 @@ def make_reader(format: str, notices: Notices) -> Reader:
     return made
 
 
-__all__ = ["FORMATS", "HEAD_BYTES", "Notices", "Reader", "Row", "make_reader", "recognise"]
+def read_whole(format: str) -> bool:
+    """Say whether files of the format are replaced rather than appended to."""
+    return bool(getattr(FORMATS[format], "WHOLE", False))
+
+
+__all__ = ["FORMATS", "HEAD_BYTES", "make_reader", "read_whole", "recognise"]

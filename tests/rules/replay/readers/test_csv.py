@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trainwarden.rules.replay.readers import csv, recognise
-from trainwarden.rules.replay.readers.reader import Notices
+from trainwarden.rules.replay.rows import Notices
 
 
 def rows(data: bytes) -> tuple[list[dict[str, float]], list[dict[str, object]]]:

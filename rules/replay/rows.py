@@ -1,4 +1,4 @@
-"""What a reader of logs is: it says how sure it is that a file is of its format, and turns lines into rows of numbers.
+"""What a reader of logs makes: rows of numbers, and notices about the log itself.
 
 A reader knows one program's way of writing and nothing else. Which column is the loss, where a new start begins and how many
 steps a record covers is decided above it, the same for all formats.
