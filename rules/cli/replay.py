@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainwarden.rules.cli.output import console, fail, write
+
+if TYPE_CHECKING:
+    from trainwarden.rules.report.files import Pages
 
 app = typer.Typer()
 
@@ -18,6 +21,7 @@ class Output(StrEnum):
 
     text = "text"
     json = "json"
+    html = "html"
 
 
 @app.command()
@@ -30,8 +34,10 @@ def replay(
     map: Annotated[
         list[str] | None, typer.Option(help="SIGNAL=COLUMN, such as loss=train/loss; may be repeated.")
     ] = None,
-    output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
-    to: Annotated[Path | None, typer.Option("-o", help="Write to this file.")] = None,
+    output: Annotated[Output, typer.Option(help="text, json or html (a page a run).")] = Output.text,
+    to: Annotated[
+        Path | None, typer.Option("-o", help="Write to this file; a folder for pages of several runs.")
+    ] = None,
 ) -> None:
     """Judge recorded runs as the daemon would have: the same rules, the same decisions, nothing delivered.
 
@@ -48,6 +54,8 @@ def replay(
     from trainwarden.rules.replay.readers import FORMATS
     from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, merged
     from trainwarden.rules.replay.report import report, to_json, to_text
+    from trainwarden.rules.report.files import Pages, PagesError
+    from trainwarden.rules.report.recorded import Recorded
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
 
     if policy is not None and config is not None:
@@ -68,18 +76,36 @@ def replay(
             pack = read_packs(daemon.rules, daemon.path("."))
         with tempfile.TemporaryDirectory(prefix="trainwarden-replay-") as spool:
             reports = []
-            for recording in find_recordings(
+            recordings = find_recordings(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
-            ):
+            )
+            pages = Pages(to, len(recordings)) if output is Output.html else None
+            for recording in recordings:
+                columns = Recorded()
                 try:
-                    reports.append(report(recording, Replay(settings, pack).run(merged(recording))))
+                    lines = merged(recording) if pages is None else columns.watch(merged(recording))
+                    reports.append(report(recording, Replay(settings, pack).run(lines)))
                 except ReplayError as error:
                     problems.append(Problem(recording.source, str(error)))
-    except (ConfigError, RuleFileError) as error:
+                    continue
+                if pages is not None:
+                    pages.add(reports[-1], columns)
+    except (ConfigError, RuleFileError, PagesError) as error:
         fail(str(error))
-    if output is Output.json:
+    if pages is not None:
+        write_pages(pages)
+    elif output is Output.json:
         write(to_json(reports), to)
     else:
         to_text(reports, console(to))
     if problems:
         fail("\n".join(problem.says for problem in problems))
+
+
+def write_pages(pages: Pages) -> None:
+    """Write the page of a single run to standard output or its file, or say where the pages are."""
+    page, path = pages.finish()
+    if page is not None:
+        write(page.encode(), path)
+    elif path is not None:
+        typer.echo(f"Pages written: {path}", err=True)

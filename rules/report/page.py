@@ -1,0 +1,122 @@
+"""A recorded run as one page of HTML that needs nothing but itself, and a list of pages for several runs.
+
+Everything that came from a run is escaped. A content policy in the page allows its own style and script by their digests
+and nothing else, so that even a mistake here could not load or run anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from trainwarden.record import encode_numbers
+
+from . import scale, words
+from .curve import Picture
+from .panels import Gallery
+from .recorded import Recorded
+
+#: Incidents of severity info that get a close-up; a run with more lists the others in the table alone.
+MOST_CLOSEUPS_OF_INFO = 40
+MOST_CLOSEUPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a list of pages says of one of them."""
+
+    href: str
+    report: dict[str, Any]
+    sketch: Picture | None
+
+
+def _text_of(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embedded(value: Any) -> Markup:
+    """Return JSON that can stand inside a script element: nothing in it can end the element."""
+    text = json.dumps(encode_numbers(value), separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # the characters that could leave the element are gone
+
+
+def _environment() -> Environment:
+    names = ("base.html", "run.html", "index.html", "macros.html")
+    environment = Environment(
+        loader=DictLoader({name: _text_of(name) for name in names}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = _text_of("style.css").strip(), _text_of("hover.js").strip()
+    environment.globals.update(
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:",
+        words=words,
+        short=scale.short,
+        whole=scale.whole,
+        embedded=embedded,
+    )
+    return environment
+
+
+def run_page(report: dict[str, Any], recorded: Recorded, *, index: str | None = None) -> tuple[str, Picture | None]:
+    """Return the page of one run, and a small picture for the list of pages.
+
+    ``report`` is the object that ``replay --output json`` prints for the run; ``index`` is where the list of pages lies.
+    """
+    gallery = Gallery(report, recorded)
+    drawn = {"info": 0, "all": 0}
+    closeups = []
+    for number, row in enumerate(gallery.incidents, start=1):
+        info = row.get("severity") == "info"
+        wanted = drawn["all"] < MOST_CLOSEUPS and not (info and drawn["info"] >= MOST_CLOSEUPS_OF_INFO)
+        if wanted:
+            drawn["all"] += 1
+            drawn["info"] += info
+        closeups.append((number, row, gallery.closeup(row, number) if wanted else None))
+    page = (
+        _environment()
+        .get_template("run.html")
+        .render(
+            title=str(report.get("run") or report.get("source") or "run"),
+            report=report,
+            overview=gallery.overview(),
+            closeups=closeups,
+            signals=gallery.signals(),
+            constant=gallery.constant(),
+            starts=gallery.starts,
+            index=index,
+        )
+    )
+    return page, gallery.sketch()
+
+
+def index_page(entries: Sequence[Entry]) -> str:
+    """Return the list of pages, those with something critical first."""
+
+    def rank(entry: Entry) -> tuple[int, int]:
+        found = words.counts(entry.report)
+        return -found["critical"], -found["warning"]
+
+    return (
+        _environment()
+        .get_template("index.html")
+        .render(title=f"{len(entries)} runs", entries=sorted(entries, key=rank))
+    )

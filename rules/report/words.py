@@ -1,0 +1,219 @@
+"""Sentences about incidents for people: what it was, why, what was decided, what to do next.
+
+The same words at a terminal and on a page. They say what a row holds and conclude nothing of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .scale import whole
+
+#: What a verdict means, as a clause that follows "at step N" or "from step N".
+CLAUSES = {
+    "outlier": "a single loss stood out and the next one was back to normal",
+    "transient_spike": "the loss spiked and came back to its trend",
+    "slow_recovery": "the loss spiked and came back to its trend only slowly",
+    "level_shift": "the loss rose and stayed at a higher level",
+    "divergence": "the loss ran away from its trend",
+    "nonfinite": "numbers became NaN or infinite",
+    "grad_surge": "the gradient norm surged while the loss showed nothing",
+    "grad_collapse": "the gradient collapsed while the loss rose: training stopped learning",
+    "recurring_spikes": "the loss spiked again and again",
+    "periodic_spikes": "the loss spiked at regular distances",
+    "drift": "a value grew slowly and steadily out of its range",
+    "scale_collapse": "the loss scale kept falling: gradients overflow time and again",
+    "stall": "steps stopped coming",
+    "mismatch": "two values that must agree did not",
+    "other": "something unusual was seen",
+}
+#: What a cause is called in a sentence.
+CAUSES = {
+    "data": "the data",
+    "learning_rate": "the learning rate",
+    "numeric": "numerics",
+    "optimizer_state": "the optimizer's state",
+    "distributed": "one rank or the communication",
+    "hardware": "hardware",
+    "model": "the model",
+    "instrument": "the measurement itself",
+    "planned_change": "a planned change",
+    "undetermined": "undetermined",
+}
+SEVERITIES = ("critical", "warning", "info")
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """Return the verdict as a sentence."""
+    onset, closed = row.get("onset_step"), row.get("closed_step")
+    verdict = str(row.get("verdict"))
+    clause = CLAUSES.get(verdict, verdict.replace("_", " "))
+    if closed is None and verdict in ("transient_spike", "slow_recovery"):
+        clause = "the loss spiked"
+    where = f"At step {step(onset)}"
+    if verdict != "outlier" and closed is not None and onset is not None and closed > onset:
+        where = f"From step {step(onset)}"
+    return f"{where} {clause}. {because(row)}"
+
+
+def because(row: dict[str, Any]) -> str:
+    """Return a sentence about the cause."""
+    cause = row.get("cause") or {}
+    name = str(cause.get("name") or "undetermined")
+    if name == "undetermined":
+        return "What caused it is not determined."
+    confidence = cause.get("confidence")
+    sure = f" (confidence {confidence:.2f})" if isinstance(confidence, int | float) else ""
+    return f"The likely cause is {CAUSES.get(name, name)}{sure}."
+
+
+def decision(row: dict[str, Any]) -> str:
+    """Return a sentence about what was decided, or was held back, and by what."""
+    action = str(row.get("action") or "none")
+    plan = row.get("plan") if isinstance(row.get("plan"), dict) else {}
+    assert isinstance(plan, dict)
+    target = plan.get("target") if isinstance(plan.get("target"), dict) else {}
+    assert isinstance(target, dict)
+    if action == "none":
+        says = "No action was decided."
+    elif action == "rollback":
+        says = "Decided: roll back"
+        if target.get("step") is not None:
+            says += f" to the checkpoint of step {step(target['step'])}"
+        says += "".join(f", {one}" for one in _changes(plan)) + "."
+    elif action == "stop":
+        says = "Decided: stop the run."
+    elif action == "escalate":
+        reasons = [str(item.get("says")) for item in row.get("timeline") or [] if item.get("state") == "escalated"]
+        says = "Decided: hand over to a person." + (f" {reasons[0]}" if reasons else "")
+    elif action == "lower_lr":
+        says = f"Decided: lower the learning rate (factor {plan.get('lr_factor', '?')})."
+    else:
+        says = f"Decided: {action.replace('_', ' ')}."
+    held = row.get("held_by")
+    if held and action not in ("none", "escalate"):
+        says += f" Held back by: {str(held).replace('_', ' ')}."
+    return says
+
+
+def _changes(plan: dict[str, Any]) -> list[str]:
+    found = []
+    skipped = plan.get("skip_samples") or []
+    if skipped:
+        count = sum(end - first for first, end in skipped)
+        found.append(f"skip {whole(count)} samples")
+    if plan.get("reset_optimizer"):
+        found.append("reset the optimizer")
+    factor = plan.get("lr_factor")
+    if isinstance(factor, int | float) and factor != 1:
+        found.append(f"learning rate × {factor:g}")
+    if plan.get("rewarmup_steps"):
+        found.append(f"warm up over {whole(plan['rewarmup_steps'])} steps")
+    if plan.get("exclude_hosts"):
+        found.append(f"leave out {', '.join(map(str, plan['exclude_hosts']))}")
+    return found
+
+
+def todo(row: dict[str, Any]) -> str:
+    """Return what a person should do next, or an empty text where nothing is to be done."""
+    state, action = str(row.get("state")), str(row.get("action") or "none")
+    if state == "not_recovered":
+        return "It did not recover: look at it now."
+    if state == "escalated" or action == "escalate":
+        return "Look at it now."
+    if state == "awaiting_approval":
+        return f"Approve or dismiss it: trainwarden incidents show {row.get('id', 'ID')}."
+    if state == "inconclusive":
+        return "The records do not say whether it recovered: look at the curve."
+    if row.get("severity") == "critical" and state not in ("recovered", "dismissed"):
+        if action == "none":
+            return "It is critical and nothing was decided: look at it now."
+        return "A daemon under policy act asks for this; without one, do it by hand."
+    if row.get("severity") == "warning" and state != "recovered":
+        return "Watch whether it comes back."
+    return ""
+
+
+def steps_of(row: dict[str, Any]) -> str:
+    """Return the incident's steps in one line."""
+    parts = [f"onset {step(row.get('onset_step'))}"]
+    uncertainty = row.get("onset_uncertainty")
+    if uncertainty:
+        parts[0] += f" ± {whole(uncertainty)}"
+    for name in ("opened", "confirmed", "closed"):
+        if row.get(f"{name}_step") is not None:
+            parts.append(f"{name} {step(row[f'{name}_step'])}")
+    return ", ".join(parts)
+
+
+def step(value: Any) -> str:
+    """Return a step number, or a dash where there is none."""
+    return whole(value) if isinstance(value, int | float) else "–"
+
+
+def title(row: dict[str, Any]) -> str:
+    """Return the verdict as a heading."""
+    verdict = str(row.get("verdict") or "incident")
+    return "Non-finite" if verdict == "nonfinite" else verdict.replace("_", " ").capitalize()
+
+
+def counts(report: dict[str, Any]) -> dict[str, int]:
+    """Return how many incidents of each severity a report has."""
+    rows = report.get("incidents") or []
+    return {name: sum(1 for row in rows if row.get("severity") == name) for name in SEVERITIES}
+
+
+def tally(report: dict[str, Any]) -> str:
+    """Return the numbers of incidents in words."""
+    found = [f"{number} {name}" for name, number in counts(report).items() if number]
+    total = len(report.get("incidents") or [])
+    if not total:
+        return "no incident"
+    return f"{total} incident{'s' if total > 1 else ''}: {', '.join(found)}"
+
+
+def verdict_of_run(report: dict[str, Any]) -> str:
+    """Return the run as a whole in a sentence."""
+    rows = report.get("incidents") or []
+    critical = [row for row in rows if row.get("severity") == "critical"]
+    if not rows:
+        return "Nothing unusual was found."
+    if not critical:
+        warnings = [row for row in rows if row.get("severity") == "warning"]
+        if not warnings:
+            return "Nothing to act on: what was noted is worth a line and no more."
+        more = f" {len(warnings) - 1} more of severity warning." if len(warnings) > 1 else ""
+        return f"Nothing critical. {sentence(warnings[0])}{more}"
+    open_ones = [row for row in critical if row.get("state") not in ("recovered", "dismissed")]
+    worst = (open_ones or critical)[0]
+    more = f" {len(critical) - 1} more critical." if len(critical) > 1 else ""
+    return f"{sentence(worst)} {state_of(worst)}{more}"
+
+
+def cause_of(row: dict[str, Any]) -> str:
+    """Return the cause with its confidence, short."""
+    cause = row.get("cause") or {}
+    name = str(cause.get("name") or "").replace("_", " ")
+    confidence = cause.get("confidence")
+    return f"{name} {confidence:.2f}" if name != "undetermined" and isinstance(confidence, int | float) else name
+
+
+def state_of(row: dict[str, Any]) -> str:
+    """Return where the incident stands in a sentence."""
+    return {
+        "watching": "It was being watched when the records ended.",
+        "confirmed": "It is confirmed.",
+        "awaiting_approval": "It waits for approval.",
+        "acting": "The action was under way when the records ended.",
+        "verifying": "It was being verified when the records ended.",
+        "recovered": "The run recovered.",
+        "not_recovered": "The run did not recover.",
+        "inconclusive": "Whether it recovered cannot be told from the records.",
+        "escalated": "It is for a person to decide.",
+        "dismissed": "It was dismissed.",
+    }.get(str(row.get("state")), f"State: {row.get('state')}.")
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return incidents by attempt and onset."""
+    return sorted(rows, key=lambda row: (row.get("attempt") or 0, row.get("onset_step") or 0))
