@@ -6,8 +6,9 @@ answers: a block carries no state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,42 +80,68 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
 
     A grouped signal that was logged as a bare number gets the key ``(name, "all")`` if it is in the table.
     """
-
-    n = len(steps)
     columns: dict[Key, Column] = {}
+    for key, column in _columns([step.signals for step in steps]):
+        known = BY_NAME.get(key[0])
+        missing = (1 + len(known.labels) - len(key)) if known else 0
+        _add(columns, key + ("all",) * max(missing, 0), column)
     ranks: dict[tuple[str, int], Column] = {}
-    stats: dict[tuple[str, str], Column] = {}
-
-    def put(into: dict[Any, Column], key: Any, row: int, number: float) -> None:
-        column = into.get(key)
-        if column is None:
-            column = into[key] = Column(np.full(n, np.nan), np.zeros(n, dtype=np.bool_))
-        column.values[row] = number
-        column.present[row] = True
-
-    for row, step in enumerate(steps):
-        for name, value in step.signals.items():
-            known = BY_NAME.get(name)
-            for key, number in flatten(name, value):
-                missing = (1 + len(known.labels) - len(key)) if known else 0
-                put(columns, key + ("all",) * max(missing, 0), row, number)
-        for name, over_ranks in step.ranks.items():
-            put(stats, (name, "min"), row, over_ranks.min)
-            put(stats, (name, "max"), row, over_ranks.max)
-            put(stats, (name, "argmax"), row, float(over_ranks.argmax))
-        if by_rank is not None:
-            for rank, own in by_rank[row].items():
-                for name, value in own.signals.items():
-                    if not isinstance(value, dict):
-                        put(ranks, (name, rank), row, value)
+    if by_rank is not None:
+        for rank in dict.fromkeys(chain.from_iterable(by_rank)):
+            nothing: dict[str, Value] = {}
+            own = [each[rank].signals if rank in each else nothing for each in by_rank]
+            ranks |= {(key[0], rank): column for key, column in _columns(own) if len(key) == 1}
     return Block(
         np.array([step.step for step in steps], dtype=np.int64),
         np.array([step.time for step in steps], dtype=np.float64),
         np.array([step.stride for step in steps], dtype=np.int64),
         columns,
         ranks,
-        stats,
+        _stats(steps) if any(step.ranks for step in steps) else {},
     )
+
+
+def _columns(rows: Sequence[Mapping[str, Value]]) -> Iterator[tuple[Key, Column]]:
+    """Yield the columns of rows of signals, by the order of their first appearance; one column at a time, not one number."""
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        values: list[Any] = [row.get(name) for row in rows]
+        try:
+            column = _column(values)
+        except TypeError:  # grouped, at some rows at least
+            groups = [value if isinstance(value, dict) else {} for value in values]
+            bare = [None if isinstance(value, dict) else value for value in values]
+            if any(value is not None for value in bare):
+                yield (name,), _column(bare)
+            for key, column in _columns(groups):
+                yield (name, *key), column
+        else:
+            yield (name,), column
+
+
+def _column(values: Sequence[Any]) -> Column:
+    numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+    if np.isnan(numbers).any():
+        return Column(numbers, np.array([value is not None for value in values], dtype=np.bool_))
+    return Column(numbers, np.ones(len(values), dtype=np.bool_))
+
+
+def _add(columns: dict[Key, Column], key: Key, column: Column) -> None:
+    """Add a column; a signal that is grouped at some rows and bare at others is one column."""
+    before = columns.get(key)
+    if before is not None:
+        values = np.where(column.present, column.values, before.values)
+        column = Column(values, column.present | before.present)
+    columns[key] = column
+
+
+def _stats(steps: Sequence[Step]) -> dict[tuple[str, str], Column]:
+    stats: dict[tuple[str, str], Column] = {}
+    for name in dict.fromkeys(chain.from_iterable([step.ranks for step in steps])):
+        found = [step.ranks.get(name) for step in steps]
+        stats[name, "min"] = _column([None if one is None else one.min for one in found])
+        stats[name, "max"] = _column([None if one is None else one.max for one in found])
+        stats[name, "argmax"] = _column([None if one is None else one.argmax for one in found])
+    return stats
 
 
 __all__ = ["Block", "Bools", "Column", "Floats", "Ints", "Key", "RankStats", "flatten", "from_steps"]

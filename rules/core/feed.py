@@ -21,7 +21,7 @@ from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, dump_memory, load_memory
-from .stream import Cursor, Gap, admit, flush, pass_time, take
+from .stream import Cursor, Gap, admit, flush, pass_time, take, take_row
 from .turn import Turn
 
 #: Checkpoints of a run that are remembered.
@@ -112,7 +112,12 @@ def _steps(turn: Turn, value: Steps) -> None:
     if found is None:
         return
     run, alive = found
-    settings, released = turn.settings, []
+    settings = turn.settings
+    released = take_row(alive.line, value.rank, value.records)
+    if released is not None:
+        judge(turn, run, alive, released)
+        return
+    released = []
     for record in value.records:
         if _admitted(turn, alive, value.rank, record.seq, record.step):
             released += take(alive.line, value.rank, record, settings.watermark_steps, settings.watermark_seconds)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from msgspec import Struct
+
+from .block import Floats
 
 #: Signals that vary from record to record in any healthy run.
 VARYING = ("loss", "grad_norm", "update_ratio")
@@ -28,6 +31,21 @@ class Fault(Struct, frozen=True):
     kind: str
     signal: str
     says: str
+
+
+def look_at_all(watches: dict[str, Watch], name: str, values: Floats, dead_records: int) -> bool:
+    """Take measurements in a row of which nothing is to be said, as :func:`look` would one after another; False if it must.
+
+    They are finite and each differs from the one before: so it is nearly always.
+    """
+    if dead_records < 2 or not np.isfinite(values).all() or (values[1:] == values[:-1]).any():
+        return False
+    watch = watches.setdefault(name, Watch())
+    if values[0] == watch.last:
+        return False
+    watch.varied = watch.varied or len(values) > 1 or not math.isnan(watch.last)
+    watch.last, watch.held, watch.said = float(values[-1]), 1, False
+    return True
 
 
 def look(watches: dict[str, Watch], name: str, value: float | None, dead_records: int) -> Fault | None:

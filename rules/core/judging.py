@@ -10,7 +10,7 @@ from trainwarden.record import Step
 
 from .acting import consider, escalate
 from .aftermath import verify
-from .block import from_steps
+from .block import Block, from_steps
 from .delivery import announce
 from .incidents import (
     believed,
@@ -25,7 +25,7 @@ from .incidents import (
     raise_severity,
     resolved,
 )
-from .instrument import VARYING, look
+from .instrument import VARYING, look, look_at_all
 from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
@@ -43,16 +43,50 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     if not released:
         return
     several = alive.line.world_size > 1
-    block = from_steps([one.record for one in released], [one.by_rank for one in released] if several else None)
+    records = [one.record for one in released]
+    block = from_steps(records, [one.by_rank for one in released] if several else None)
     rules: Rules = alive.rules
     changes = list(rules.engine.feed(block))
-    place = 0
-    for row, one in enumerate(released):
+    place = row = 0
+    while row < len(released):
+        quiet = changes[place].row if place < len(changes) else len(released)
+        if row < quiet and not _watched(run, alive):
+            _remember(turn, alive, block, records, row, quiet)
+            row = quiet
+            continue
+        one = released[row]
         mine = []
         while place < len(changes) and changes[place].row <= row:
             mine.append(changes[place])
             place += 1
         _one(turn, run, alive, one, mine)
+        row += 1
+
+
+def _watched(run: Run, alive: Alive) -> bool:
+    """Say whether an incident needs the records one by one."""
+    start_id = alive.start.start_id
+    return any(
+        (one.open and one.start_id == start_id)
+        or (one.state == "verifying" and one.verification is not None and one.verification.start_id == start_id)
+        for one in run.incidents.values()
+    )
+
+
+def _remember(turn: Turn, alive: Alive, block: Block, records: Sequence[Step], first: int, end: int) -> None:
+    """Take records at which no alert changes and no incident looks: all of them at once."""
+    alive.trace.extend(block, records, first, end)
+    if alive.first_step is None:
+        alive.first_step = records[first].step - records[first].stride + 1
+    plain = []
+    for name in VARYING:
+        column = block.columns.get((name,)) or block.columns.get((name, "all"))
+        if column is not None and column.present[first:end].any():
+            values = column.values[first:end][column.present[first:end]]
+            if not look_at_all(alive.watches, name, values, turn.settings.dead_records):
+                plain.append(name)
+    for record in records[first:end] if plain else ():
+        _look_at_instruments(turn, alive, record, plain)
 
 
 def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequence[Change]) -> None:
@@ -138,8 +172,8 @@ def _odd_ranks(incident: Incident, released: Released) -> None:
         incident.odd_ranks[rank_] = incident.odd_ranks.get(rank_, 0) + 1
 
 
-def _look_at_instruments(turn: Turn, alive: Alive, record: Step) -> None:
-    for name in VARYING:
+def _look_at_instruments(turn: Turn, alive: Alive, record: Step, names: Sequence[str] = VARYING) -> None:
+    for name in names:
         fault = look(alive.watches, name, record.value(name), turn.settings.dead_records)
         if fault is not None:
             turn.notice(alive.start, fault.kind, record.step, fault.says, fault.signal)

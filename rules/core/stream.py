@@ -9,7 +9,9 @@ Everything here goes record by record: how the driver cuts the records into inpu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Any
 
 from msgspec import Struct, field, structs
@@ -77,8 +79,7 @@ class Gap:
     missed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """The merged record of a step (that of the lowest reporting rank) and every rank's own, where there are several."""
 
     record: Step
@@ -123,6 +124,32 @@ def take(line: Line, rank: int, record: Step, watermark_steps: int, watermark_se
     if not record.time <= line.newest_time:
         line.newest_time = record.time
     return _ready(line, line.newest_step - watermark_steps, line.newest_time - watermark_seconds)
+
+
+def take_row(line: Line, rank: int, records: Sequence[Step]) -> list[Released] | None:
+    """Admit and take records that are simply the next ones of the only rank; None where that is not so.
+
+    Does what :func:`admit` and :func:`take` do one after another.
+    """
+    cursor = line.cursors.get(rank)
+    if cursor is None or line.world_size != 1 or line.pending or not records:
+        return None
+    if line.awaited is not None and rank < line.world_size and rank not in line.awaited:
+        return None
+    first, last = records[0], records[-1]
+    steps = [record.step for record in records]
+    if first.step <= line.released or not all(map(lt, steps, steps[1:])):
+        return None
+    seqs = [record.seq for record in records]
+    if first.seq == cursor.last_seq + 1 and seqs == list(range(first.seq, first.seq + len(seqs))):
+        cursor.last_seq = last.seq
+    elif max(seqs) > 0:
+        return None
+    cursor.last_step = max(cursor.last_step, last.step)
+    cursor.last_time = last.time
+    line.released = line.newest_step = last.step
+    line.newest_time = last.time
+    return [Released(record, {}) for record in records]
 
 
 def pass_time(line: Line, before: float) -> list[Released]:

@@ -6,6 +6,7 @@ rule language. Memory is bounded by ``limit`` rows; the oldest go first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec import Struct, field
 from trainwarden.plan import merge_ranges
 from trainwarden.record import Ranges, ShardSpan, Step
 
-from .block import Bools, Floats, Ints
+from .block import Block, Bools, Floats, Ints
 
 #: What is remembered: the name here, then signal and labels of the record.
 TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -100,8 +101,48 @@ class Trace(Struct):
         if self.n >= self.limit + self.limit // SLACK:
             self._cut(self.n - self.limit)
 
+    def extend(self, block: Block, records: Sequence[Step], first: int, end: int) -> None:
+        """Remember the records ``[first, end)`` of a block: as :meth:`append` one after another, and much quicker."""
+        while first < end:
+            rows = min(end - first, self.limit + self.limit // SLACK - self.n)
+            self._put(block, records[first : first + rows], first)
+            first += rows
+            if self.n >= self.limit + self.limit // SLACK:
+                self._cut(self.n - self.limit)
+
+    def _put(self, block: Block, records: Sequence[Step], first: int) -> None:
+        rows = len(records)
+        if self.n + rows > len(self.step_column):
+            self._resize(max(64, 2 * self.n, self.n + rows))
+        into, source = slice(self.n, self.n + rows), slice(first, first + rows)
+        self.step_column[into] = block.step[source]
+        self.time_column[into] = block.time[source]
+        self.stride_column[into] = block.stride[source]
+        for name, labels in TRACKED:
+            column = block.columns.get(labels)
+            if column is None and len(labels) == 1:
+                column = block.columns.get((*labels, "all"))
+            if column is None or not column.present[source].any():
+                if name in self.values:
+                    self.present[name][into] = False
+                continue
+            if name not in self.values:
+                self.values[name] = np.full(len(self.step_column), np.nan)
+                self.present[name] = np.zeros(len(self.step_column), dtype=np.bool_)
+            self.values[name][into] = column.values[source]
+            self.present[name][into] = column.present[source]
+        self.sample_first[into] = self.sample_end[into] = self.shard_of[into] = _NOTHING
+        for row, record in enumerate(records, start=self.n):
+            if record.samples:
+                self._put_samples(row, record)
+            if record.shards:
+                self._put_shards(row, record)
+        self.n += rows
+
     def _put_samples(self, row: int, record: Step) -> None:
-        samples = merge_ranges(record.samples)
+        samples = record.samples
+        if len(samples) != 1 or samples[0][0] >= samples[0][1]:
+            samples = merge_ranges(samples)
         self.sample_first[row], self.sample_end[row] = (samples[0][0], samples[-1][1]) if samples else (-1, -1)
         if len(samples) > 1:
             self.more_samples[record.step] = samples
