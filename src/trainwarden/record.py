@@ -232,6 +232,9 @@ def _decode_step(raw: dict[str, Any]) -> Step:
     for name, value in raw.items():
         if name in _STEP_KEYS:
             continue
+        if type(value) is float:  # nearly all of them: a fast way round what follows
+            signals[name] = value
+            continue
         try:
             decoded = _decode_signal(value, name)
         except RecordError:
@@ -251,7 +254,7 @@ def _decode_step(raw: dict[str, Any]) -> Step:
         if number is not None:
             signals["samples_seen"] = number
     ranks: dict[str, RankStats] = {}
-    by_name = raw.get("ranks") or {}
+    shards, phase, by_name = raw.get("shards"), raw.get("phase"), raw.get("ranks") or {}
     if not isinstance(by_name, dict):
         raise RecordError("ranks: not an object")
     for name, stats in by_name.items():
@@ -279,9 +282,9 @@ def _decode_step(raw: dict[str, Any]) -> Step:
         stride=stride,
         signals=signals,
         samples=samples,
-        shards=_convert(raw.get("shards") or [], list[ShardSpan]),
+        shards=_convert(shards, list[ShardSpan]) if shards else [],
         ranks=ranks,
-        phase=_convert(raw.get("phase"), str | None),
+        phase=None if phase is None else _convert(phase, str),
     )
 
 
