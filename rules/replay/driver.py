@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSe
 from .attempts import Placed
 
 #: Records of one stream that are fed at once. Any number gives the same answers.
-MOST_RECORDS = 256
+MOST_RECORDS = 4096
 #: With several ranks: few, so that none runs ahead of the others by more than a core waits for.
 MOST_RECORDS_OF_RANKS = 16
 #: A pause shorter than this, in seconds, or than three usual intervals, brings no ticks.
@@ -79,8 +80,10 @@ class Replay:
             self._flush()
             self._feed(Happened(start, rank, item))
             return
-        self._count(rank, item)
-        self._pending.setdefault(key, (start, rank, []))[2].append(item)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = (start, rank, [])
+        pending[2].append(item)
         self._waiting += 1
         ranks = len(self._pending)
         if self._waiting >= (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks):
@@ -89,13 +92,14 @@ class Replay:
     def _pause(self, start: Start, time: float) -> None:
         """Feed the ticks of a pause before ``time``, if there was one."""
         gap = time - self._newest
-        if not math.isnan(gap):
+        if gap == gap:  # both have a time
             if gap > SHORTEST_PAUSE and self._gaps and gap > 3 * statistics.median(self._gaps):
                 self._flush()
                 self._tick(self._newest, time, alive=start.start_id == self._start_id)
             elif gap > 0:
                 self._gaps.append(gap)
-        self._newest = time if math.isnan(self._newest) else max(self._newest, time)
+        if not time <= self._newest and not math.isnan(time):
+            self._newest = time
         self._start_id = start.start_id
 
     def _tick(self, since: float, until: float, *, alive: bool) -> None:
@@ -114,6 +118,7 @@ class Replay:
 
     def _flush(self) -> None:
         for start, rank, records in self._pending.values():
+            self._count(rank, records)
             self._feed(Steps(start, rank, tuple(records)))
         self._pending.clear()
         self._waiting = 0
@@ -132,15 +137,17 @@ class Replay:
             answer = Observation(effect.query_id, self._newest, error="replay has no source of outside evidence")
             self._feed(answer)
 
-    def _count(self, rank: int, record: Step) -> None:
+    def _count(self, rank: int, records: Sequence[Step]) -> None:
         outcome = self.outcome
         if rank == min(rank for _, rank, _ in self._seen.values()):
-            outcome.records += 1
+            outcome.records += len(records)
+        steps = [record.step for record in records]
         first, last = outcome.first_step, outcome.last_step
-        outcome.first_step = record.step if first is None else min(first, record.step)
-        outcome.last_step = record.step if last is None else max(last, record.step)
-        outcome.strides[record.stride] = outcome.strides.get(record.stride, 0) + 1
-        outcome.signals.update(dict.fromkeys(record.signals))
+        outcome.first_step = min(steps) if first is None else min(first, *steps)
+        outcome.last_step = max(steps) if last is None else max(last, *steps)
+        for stride, count in Counter([record.stride for record in records]).items():
+            outcome.strides[stride] = outcome.strides.get(stride, 0) + count
+        outcome.signals.update(dict.fromkeys(chain.from_iterable([record.signals for record in records])))
 
 
 def _source(start: Start, rank: int, time: float, seq: int, *, reachable: bool = True) -> SourceSeen:
