@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ from trainwarden.rules.yamltext import Path as Place
 
 
 class RuleFileError(ValueError):
-    """Rules that cannot be used; ``errors`` holds every fault of every file, with file, line and column."""
+    """Rules that cannot be used; ``errors`` holds every fault of every file, with file, line and column.
 
-    def __init__(self, errors: list[str]) -> None:
+    ``problems`` holds those that have a place in a file.
+    """
+
+    def __init__(self, errors: list[str], problems: Iterable[Problem] = ()) -> None:
         super().__init__("\n".join(errors))
         self.errors = errors
+        self.problems = tuple(problems)
 
 
 def shipped() -> list[str]:
@@ -78,9 +82,10 @@ def check_packs(texts: list[tuple[str, str]]) -> Pack:
     try:
         pack = load_packs(texts)
     except RuleErrors as error:
-        raise RuleFileError([str(RuleErrors([*error.problems, *problems]))]) from None
+        problems += error.problems
     if problems:
-        raise RuleFileError([str(RuleErrors(problems))])
+        found = RuleErrors(problems)
+        raise RuleFileError([str(found)], found.problems)
     return pack
 
 

@@ -1,15 +1,31 @@
-"""``trainwarden check config|rules``: everything that is wrong in a file, before it is used."""
+"""``trainwarden check config|rules|schema``: everything that is wrong in a file, before it is used."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from trainwarden.rules.cli.output import fail
+from trainwarden.rules.cli.output import fail, write
 
 app = typer.Typer(no_args_is_help=True, help="Check a configuration or rules, and say all that is wrong at once.")
+
+
+class Output(StrEnum):
+    """How findings are written."""
+
+    text = "text"
+    json = "json"
+
+
+class Schema(StrEnum):
+    """Which files have a schema."""
+
+    rules = "rules"
+    config = "config"
+    tests = "tests"
 
 
 @app.command("config")
@@ -39,19 +55,64 @@ def check_config(file: Annotated[Path, typer.Argument(help="The daemon's configu
 
 
 @app.command("rules")
-def check_rules(files: Annotated[list[str], typer.Argument(help="Rule files, names of shipped packs, or -.")]) -> None:
-    """Check rule files."""
+def check_rules(
+    files: Annotated[list[str], typer.Argument(help="Rule files, names of shipped packs, or -.")],
+    strict: Annotated[bool, typer.Option("--strict", help="A warning is a failure too.")] = False,
+    longest_run: Annotated[int, typer.Option(min=1, help="Steps of the longest start of your runs.")] = 50_000,
+    output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
+) -> None:
+    """Check rule files: errors, and what can be used but is suspicious."""
     import sys
 
-    from trainwarden.rules.rulefiles import RuleFileError, check_packs, read_packs
+    from trainwarden.rules.lint.lint import lint
+    from trainwarden.rules.rulefiles import RuleFileError, check_packs, text_of
 
     errors: list[str] = []
-    for name in files:
+    placed: list[dict[str, Any]] = []
+    texts: dict[str, tuple[str, str]] = {}
+    rules: dict[str, int] = {}
+    for name in dict.fromkeys(files):
         try:
-            pack = check_packs([(sys.stdin.read(), "standard input")]) if name == "-" else read_packs([name])
+            text = (sys.stdin.read(), "standard input") if name == "-" else text_of(name)
+            rules[name] = len(check_packs([text]).rules)
+            texts[name] = text
         except RuleFileError as error:
             errors += error.errors
-        else:
-            typer.echo(f"{name}: fine ({len(pack.rules)} rules)")
+            placed += [_row(one, "error", "syntax") for one in error.problems]
+            if not error.problems:
+                placed.append({"file": name, "severity": "error", "check": "file", "message": str(error)})
+    findings = lint(texts.values(), longest_run)
+    warnings = sum(one.severity == "warning" for one in findings)
+    if output is Output.json:
+        import msgspec
+
+        placed += [{**_row(one.problem, one.severity, one.check), "rule": one.rule} for one in findings]
+        write(msgspec.json.format(msgspec.json.encode(placed), indent=2) + b"\n", None)
+    else:
+        for finding in findings:
+            typer.echo(str(finding))
+        for name, (_, source) in texts.items():
+            found = sum(one.problem.source == source for one in findings)
+            said = _count(rules[name], "rule") + (f", {_count(found, 'finding')}" if found else "")
+            typer.echo(f"{name}: {'usable' if found else 'fine'} ({said})")
     if errors:
-        fail("\n".join(errors))
+        fail("\n".join(errors) if output is Output.text else "there are errors")
+    if strict and warnings:
+        fail(f"{_count(warnings, 'warning')}, and --strict was given")
+
+
+@app.command("schema")
+def check_schema(of: Annotated[Schema, typer.Argument(help="rules, config, or tests (of rules).")]) -> None:
+    """Print the JSON Schema of a file, for editors."""
+    from trainwarden.rules.schema import schema_of, to_json
+
+    write(to_json(schema_of(of.value)), None)
+
+
+def _row(problem: Any, severity: str, check: str) -> dict[str, Any]:
+    place = {"file": problem.source, "line": problem.line, "column": problem.column}
+    return {**place, "severity": severity, "check": check, "message": problem.message}
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"

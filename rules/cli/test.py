@@ -42,8 +42,10 @@ def run_rule_tests(
             continue
         tests += report.tests
         said += map(str, report.failures)
-        failed = f"{len(report.failures)} of {report.checks} expectations failed"
-        typer.echo(f"{file}: {failed if report.failures else f'passed ({report.tests} tests, {report.checks} checks)'}")
+        if report.failures:
+            typer.echo(f"{file}: {len(report.failures)} of {report.checks} expectations failed")
+        elif report.tests:
+            typer.echo(f"{file}: passed ({report.tests} tests, {report.checks} expectations)")
     if said:
         fail("\n".join(said))
     if not tests:

@@ -231,3 +231,11 @@ def test_the_shipped_pack_passes_its_own_tests() -> None:
     report = run_tests(load_tests(Path(str(with_files))))
     assert [str(one) for one in report.failures] == []
     assert report.tests >= 5
+
+
+def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/rule-tests.md").read_text()
+    rules, example = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my-rules.yml").write_text(rules)
+    (tmp_path / "my.test.yml").write_text(example)
+    assert [str(one) for one in run_tests(load_tests(tmp_path / "my.test.yml")).failures] == []
