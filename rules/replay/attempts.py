@@ -17,6 +17,7 @@ import msgspec
 
 from trainwarden.record import Event, Step, Value
 from trainwarden.rules.core.inputs import Start
+from trainwarden.signals import BY_NAME
 
 from .columns import Columns
 from .rows import Notices, Row
@@ -42,6 +43,7 @@ class _Moment(msgspec.Struct):
     signals: dict[str, Value]
     evaluation: dict[str, float]
     leads: bool
+    known: bool
 
 
 class Attempts:
@@ -178,7 +180,8 @@ class Attempts:
         if not signals:
             return None
         evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
-        return _Moment(int(step), time, signals, evaluation, self._columns.leads(signals))
+        known = any(name in BY_NAME and name != "epoch" for name in signals)
+        return _Moment(int(step), time, signals, evaluation, self._columns.leads(signals), known)
 
     def _merge(self, pending: _Moment, moment: _Moment) -> None:
         if pending.signals.keys() & moment.signals.keys() - {"epoch"}:
@@ -187,6 +190,7 @@ class Attempts:
         pending.signals.update(moment.signals)
         pending.evaluation.update(moment.evaluation)
         pending.leads = pending.leads or moment.leads
+        pending.known = pending.known or moment.known
 
     def _duplicate(self, moment: _Moment) -> None:
         says = f"Step {moment.step} is there twice: the first one counts."
@@ -230,7 +234,7 @@ class Attempts:
             seq=self._seq,
             step=moment.step,
             time=time,
-            stride=self.stride if moment.leads else 1,
+            stride=self.stride if moment.leads or (moment.known and difference >= self.stride) else 1,
             signals=moment.signals,
         )
         yield start, 0, record
@@ -270,7 +274,8 @@ class Attempts:
                 return
         if since_any > 1.5 * self.stride:
             missing = since_any - self.stride
-            says = f"{missing:,} steps are missing between steps {self._last} and {step}."
+            count = "One step is" if missing == 1 else f"{missing:,} steps are"
+            says = f"{count} missing between steps {self._last} and {step}."
             self._notices.add("gap", says, step=step)
 
     def _time_of(self, moment: _Moment, steps: int) -> float:

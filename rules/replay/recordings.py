@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,10 @@ from .rows import Notices
 
 #: The format of the exporter's own files.
 JOURNAL = "journal"
+
+#: How names of TensorBoard's files begin, and the names that programs always give their logs.
+_EVENTS = "events.out.tfevents."
+_FIXED = ("metrics.csv", "trainer_state.json")
 
 
 class Recording(msgspec.Struct):
@@ -138,14 +143,19 @@ class _Finding:
             ReplayError: it is none that is known.
         """
         if path.is_dir():
-            for file in _inside(path):
-                self.add(name, file)
-            return
+            for files in _inside(path):
+                self._add_files(name, files)
+        else:
+            self._add_files(name, [path])
+
+    def _add_files(self, name: str, files: list[Path]) -> None:
+        path = files[0]
         format = self._format_of(name, path)
         if format == JOURNAL:
-            self._add_journal(name, path)
+            for file in files:
+                self._add_journal(name, file)
         else:
-            self._add_log(name, path, format)
+            self._add_log(name, files, format)
 
     def recordings(self) -> list[Recording]:
         """Return what was found, complete."""
@@ -177,11 +187,12 @@ class _Finding:
         self._note(header.run_uid, name)
         add_file(recording.streams, header, path)
 
-    def _add_log(self, name: str, path: Path, format: str) -> None:
-        key = str(uuid.uuid5(SPACE, str(path.resolve())))
+    def _add_log(self, name: str, files: list[Path], format: str) -> None:
+        path = files[0]
+        key = str(uuid.uuid5(SPACE, name if name == "-" else str(path.resolve())))
         run = "stdin" if name == "-" else run_of(path)
-        shown = name if name == "-" else str(path)
-        self._found.setdefault(key, Recording(shown, run, key, format=format, files=[path], maps=self._maps))
+        shown = name if name == "-" else str(path if len(files) == 1 else path.parent)
+        self._found.setdefault(key, Recording(shown, run, key, format=format, files=files, maps=self._maps))
         self._note(key, shown)
 
     def _note(self, key: str, name: str) -> None:
@@ -191,18 +202,44 @@ class _Finding:
 
 
 def run_of(path: Path) -> str:
-    """Return the name of the run whose log ``path`` is: the file's name without what says only its format."""
+    """Return the name of the run whose log ``path`` is: the file's, or where that says only its format, the folder's."""
     name = path.name
+    if name.startswith(_EVENTS) or name.removesuffix(".gz") in _FIXED:
+        folder = path.absolute().parent
+        while folder.name.startswith("checkpoint-"):
+            folder = folder.parent
+        return folder.name or name
     for ending in (".gz", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err"):
         name = name.removesuffix(ending)
     return name or path.name
 
 
-def _inside(folder: Path) -> list[Path]:
-    found = sorted(item for pattern in ("*.ndjson", "*.ndjson.gz") for item in folder.rglob(pattern))
+def _inside(folder: Path) -> list[list[Path]]:
+    """Return the files of the logs in a folder: journals, else the files that programs give fixed names; event files of one folder
+    are one log, and of several ``trainer_state.json`` that of the last checkpoint holds all.
+
+    Raises:
+        ReplayError: there is none.
+    """
+    journals = sorted(item for pattern in ("*.ndjson", "*.ndjson.gz") for item in folder.rglob(pattern))
+    if journals:
+        return [journals]
+    found: dict[tuple[Path, str], list[Path]] = {}
+    for path in sorted(folder.rglob("*"), key=_by_number):
+        if path.name.startswith(_EVENTS):
+            found.setdefault((path.parent, _EVENTS), []).append(path)
+        elif path.name.removesuffix(".gz") in _FIXED:
+            run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
+            found[run, path.name] = [path]
     if not found:
-        raise ReplayError(f"{folder}: no journal (*.ndjson) in this folder")
-    return found
+        kinds = ", ".join(["*.ndjson", f"{_EVENTS}*", *_FIXED])
+        raise ReplayError(f"{folder}: no log in this folder (of {kinds}); name the files themselves")
+    return list(found.values())
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Order ``checkpoint-900`` before ``checkpoint-1000``."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _is_journal(line: bytes) -> bool:

@@ -10,11 +10,23 @@ from typing import Any
 
 from trainwarden.rules.replay.rows import Notices, Reader
 
-from . import csv, huggingface, jsonl, lightning, wandb
+from . import csv, deepspeed, huggingface, jsonl, lightning, llmc, megatron, nanogpt, tensorboard, torchtitan, wandb
 
 #: Modules of formats by the name that ``--format`` takes.
 FORMATS: MappingProxyType[str, Any] = MappingProxyType(
-    {"csv": csv, "jsonl": jsonl, "huggingface": huggingface, "lightning": lightning, "wandb": wandb}
+    {
+        "csv": csv,
+        "jsonl": jsonl,
+        "huggingface": huggingface,
+        "lightning": lightning,
+        "tensorboard": tensorboard,
+        "wandb": wandb,
+        "megatron": megatron,
+        "deepspeed": deepspeed,
+        "llmc": llmc,
+        "nanogpt": nanogpt,
+        "torchtitan": torchtitan,
+    }
 )
 #: What is looked at of a file to tell its format: programs print much before their first step.
 HEAD_BYTES = 1024 * 1024
