@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rules.replay.logs import placed_of, read_rows, rows_of
+from trainwarden.record import Step
 from trainwarden.rules.replay.crc32c import crc32c, masked
 
 
@@ -98,26 +101,35 @@ def test_a_folder_of_event_files_is_one_log_with_a_start_for_each_step_back(tmp_
         VERSION + b"".join(event(n, simple("train/loss", 2.4), time=1.7e9 + 100) for n in range(11, 31))
     )
     lines, _ = placed_of(tmp_path)
-    assert [(start.attempt, line.step) for start, _, line in lines if hasattr(line, "signals")] == [
+    assert [(start.attempt, line.step) for start, _, line in lines if isinstance(line, Step)] == [
         *((0, n) for n in range(1, 21)),
         *((1, n) for n in range(11, 31)),
     ]
     assert lines[0][0].run == tmp_path.name
 
 
-def test_files_of_torchs_own_writer_are_read(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
+# Written by tensorboard 2's EventFileWriter: train/loss as a simple value, grad_norm as the scalar plugin's tensor.
+WRITTEN = zlib.decompress(
+    base64.b64decode(
+        "eNrzYICAf5M85nI2/j9UInb4lqMUb1JRYmaenmtZal6JlVGQHpdOSWpecX5RUn5iUYpecWlubmJRpV55UWZJapFeKkhVfFpmTmo8RGTZjfpTCl"
+        "BzNd+uDOBkYHBw+BNy01GAUUuYS5CLqwRkun5OfnGxKNd1ewfphzOeG0PV8yxXCENWr8alwsWZXpSYEp+XX5TrxMXBKMSgxcLAcMDei5uLk4u9"
+        "ODkxJ7GoWMxkvSWalQ0QI5gwrBRZZ++w5Lp2NJqVcPVEWvltxYIjilAjGKvffAMawdANNmINpp0MDAIOHKnJu02gGuKMxWNQNBBpqdX1eC40Sx"
+        "0gZqzFZumBevV12r8A01eG4A=="
+    )
+)
 
-    writer = SummaryWriter(str(tmp_path))
-    for step in range(5):
-        writer.add_scalar("train/loss", 3.0 - step / 4, step)
-        writer.add_scalar("grad_norm", 1.0, step)
-    writer.add_text("note", "hello", 1)
-    writer.close()
-    lines, notices = placed_of(tmp_path)
-    records = [line for _, _, line in lines if hasattr(line, "signals")]
-    assert [(line.step, line.value("loss"), line.value("grad_norm")) for line in records] == [
-        (step, 3.0 - step / 4, 1.0) for step in range(5)
+
+def test_a_file_of_tensorboards_own_writer_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.1700000000.host.1.0"
+    path.write_bytes(WRITTEN)
+    lines, notices = placed_of(path)
+    records = [line for _, _, line in lines if isinstance(line, Step)]
+    assert [(line.step, line.time, line.value("grad_norm")) for line in records] == [
+        (1, 1.7e9 + 1, 1.5),
+        (2, 1.7e9 + 2, 1.5),
+        (300, 1.7e9 + 300, 1.5),
+        (301, 1.7e9 + 301, None),
     ]
-    assert notices == []
+    assert [line.value("loss") for line in records[:3]] == pytest.approx([2.9975, 2.995, 2.25])
+    assert str(records[3].value("loss")) == "nan"
+    assert [row["kind"] for row in notices] == ["gap"]
