@@ -17,8 +17,11 @@ class UnreadableError(ValueError):
 
 
 def inside(path: Path, roots: list[Path]) -> bool:
-    """Say whether the path, with all links followed, lies in one of the folders."""
-    real = path.resolve()
+    """Say whether the path, with all links followed, lies in one of the folders; what cannot be followed does not."""
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError, ValueError):  # no path at all, or links that lead round in a circle
+        return False
     return any(real.is_relative_to(root.resolve()) for root in roots)
 
 
@@ -64,6 +67,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_file(path: Path, may_be_empty: bool = False) -> None:
+    if not path.is_file():
+        # A pipe would be waited for until somebody writes to it, with all other requests of the run behind it.
+        raise UnreadableError(f"{path}: {'no file that can be read' if path.exists() else 'a link to nothing'}")
     with path.open("rb") as file:
         first = file.read(_PIECE)
         size = file.seek(0, os.SEEK_END)
@@ -94,7 +100,7 @@ def _check_safetensors(path: Path, first: bytes, size: int) -> None:
         try:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             raise UnreadableError(f"{path}: its header cannot be read") from None
     if size != 8 + length + max(ends, default=0):
         raise UnreadableError(f"{path}: its length is not the one that its header gives: the save did not finish")

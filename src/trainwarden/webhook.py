@@ -93,6 +93,10 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return msgspec.json.encode(envelope)
 
 
+#: Attempts count from 0 and are kept in a database of 64-bit numbers.
+_LARGEST_ATTEMPT = 2**53
+
+
 def decode_envelope(body: bytes) -> Envelope:
     """Decode a verified body.
 
@@ -105,6 +109,8 @@ def decode_envelope(body: bytes) -> Envelope:
         check_plan(envelope.data.plan, "data.plan")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, PlanError) as error:
         raise WebhookError(f"body: {error}") from None
+    if not 0 <= envelope.data.attempt < _LARGEST_ATTEMPT:
+        raise WebhookError(f"body: data.attempt: {envelope.data.attempt} is no attempt")
     if envelope.type not in ACTION_OF:
         raise WebhookError(f"body: type {envelope.type!r} is not one of {', '.join(sorted(ACTION_OF))}")
     if envelope.action not in ("pin", envelope.data.plan.action):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -79,8 +80,30 @@ def test_torn_missing_and_empty_ones_are_not(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "shard.bin").symlink_to(tmp_path / "absent")
-    with pytest.raises(UnreadableError, match="No such file"):
+    with pytest.raises(UnreadableError, match="a link to nothing"):
         check_readable(broken)
+
+
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(b"w")
+    os.mkfifo(folder / "pipe.pt")
+    with pytest.raises(UnreadableError, match="no file that can be read"):
+        check_readable(folder)
+
+
+def test_a_header_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.safetensors"
+    path.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000)
+    with pytest.raises(UnreadableError, match="header cannot be read"):
+        check_readable(path)
+
+
+def test_what_is_no_path_and_what_leads_round_in_a_circle_lies_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert not inside(tmp_path / "circle", [tmp_path])
+    assert not inside(tmp_path / "a\0b", [tmp_path])
 
 
 def test_a_link_that_leaves_the_roots_is_outside(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import string
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -221,3 +222,11 @@ def test_a_request_expires_after_its_last_second() -> None:
 def test_an_expiry_that_is_no_aware_time_is_refused(text: str) -> None:
     with pytest.raises(WebhookError, match="expires_at"):
         webhook.expired(msgspec.structs.replace(REQUEST, expires_at=text), NOW)
+
+
+@pytest.mark.parametrize("attempt", [-1, 2**53, 10**30])
+def test_an_attempt_that_cannot_be_is_no_valid_body(attempt: int) -> None:
+    raw = msgspec.json.decode(webhook.encode_envelope(ENVELOPE))
+    raw["data"]["attempt"] = attempt
+    with pytest.raises(WebhookError, match="is no attempt"):
+        webhook.decode_envelope(json.dumps(raw).encode())
