@@ -104,6 +104,8 @@ class ExporterSource:
             if isinstance(found, str):
                 return
             start, rank = found
+            if not self._claim(start, rank):
+                return
             at = self._positions.seq(start.start_id, rank)
             reply = self._page(start, at, 1)
             if reply is None:
@@ -135,7 +137,7 @@ class ExporterSource:
         if isinstance(found, str):
             return found
         start, rank = found
-        if not leaving and not self._positions.claim(start.run_uid, rank, self.target.address, self._clock()):
+        if not leaving and not self._claim(start, rank):
             return "taken"
         before = self._positions.current(start.run_uid, rank)
         if before is not None and before.start_id != start.start_id:
@@ -154,6 +156,11 @@ class ExporterSource:
         self._seen = (start, rank, last)
         self._note(start, rank, last, caught_up=caught_up, authenticated=self._token is not None, reachable=True)
         return "ok" if caught_up else "behind"
+
+    def _claim(self, start: Start, rank: int) -> bool:
+        file = self.target.token_file
+        token = "" if file is None or self._token is None else str(file.resolve())
+        return self._positions.claim(start.run_uid, rank, self.target.address, self._clock(), token)
 
     def _drain(self, start: Start, rank: int) -> bool:
         """Read the rest of a start that ended; True once there is nothing more to be had of it."""
@@ -272,7 +279,9 @@ class ExporterSource:
         elif outcome == "denied":
             self._log.warning("the exporter refuses the token", token_file=str(self.target.token_file))
         elif outcome == "taken":
-            self._log.warning("another source serves the same run and rank already; this one is not read")
+            self._log.warning(
+                "another source serves this run already, with another token or the same rank; this one is not read"
+            )
         elif recovered:
             self._log.info("the source answers again")
 

@@ -20,6 +20,7 @@ class Positions:
         self._seq: dict[tuple[str, int], int] = {}
         self._current: dict[tuple[str, int], Start] = {}
         self._readers: dict[tuple[str, int], tuple[str, float]] = {}
+        self._owners: dict[str, str] = {}
         self.rewind(cursors)
 
     def rewind(self, cursors: Iterable[Cursor]) -> None:
@@ -52,12 +53,21 @@ class Positions:
             if self._seq.get((start.start_id, rank), 0) == after:
                 self._seq[start.start_id, rank] = upto
 
-    def claim(self, run_uid: str, rank: int, source: str, now: float) -> bool:
-        """Say whether ``source`` may read this run's rank: two readers of one stream would feed it twice."""
+    def claim(self, run_uid: str, rank: int, source: str, now: float, token: str = "") -> bool:
+        """Say whether ``source`` may read this run's rank: two readers of one stream would feed it twice.
+
+        The sources of a run share its token (``token`` names its file, "" means none). Whoever serves a run with
+        another token, or without, does not get in between: a new attempt or another rank of it would end the judgement
+        of the real one. A source with a token goes before one without.
+        """
         with self._lock:
-            reader, last = self._readers.get((run_uid, rank), (source, now))
-            if reader != source and now - last < CLAIM_SECONDS:
+            owner = self._owners.get(run_uid, "")
+            if owner and owner != token:
                 return False
+            reader, last = self._readers.get((run_uid, rank), (source, now))
+            if reader != source and now - last < CLAIM_SECONDS and owner == token:
+                return False
+            self._owners[run_uid] = token
             self._readers[run_uid, rank] = (source, now)
             return True
 

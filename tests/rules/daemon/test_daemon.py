@@ -295,3 +295,27 @@ def ready(daemon: Daemon) -> int:
     except urllib.error.HTTPError as error:
         return error.code
     return 200
+
+
+def test_a_source_that_claims_to_be_another_run_does_not_get_in_between(
+    exporter: ToyExporter, start_daemon: Start
+) -> None:
+    exporter.begin("s0", 0)
+    exporter.step(1.0)
+    liar = ToyExporter(rank=5)
+    try:
+        liar.authorized = lambda header: True
+        liar.begin("lie", 99)
+        liar.step(2.0)
+        mine = f'{{targets: ["{exporter.address}"], token_file: token}}'
+        daemon = start_daemon(sources=f'[{{targets: ["{liar.address}"]}}, {mine}]')
+        wait_until(lambda: toy(daemon)["steps"].get("s0/0") == 1)
+        wait_until(lambda: 'trainwarden_sources{state="taken"} 1.0' in get(daemon, "/metrics"))
+        before = toy(daemon)["steps"]
+        for _ in range(10):
+            exporter.step(1.0)
+            liar.step(2.0)
+        wait_until(lambda: toy(daemon)["steps"].get("s0/0") == 11)
+        assert toy(daemon)["steps"] == {**before, "s0/0": 11}
+    finally:
+        liar.close()

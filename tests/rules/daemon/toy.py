@@ -118,8 +118,8 @@ def ask(state: Toy, start: Start, record: Step) -> list[Effect]:
 TOY_CORE = Core(
     feed,
     lambda settings, pack: Toy(),
-    lambda state: msgspec.msgpack.encode(state),
-    lambda data, settings, pack: msgspec.msgpack.decode(data, type=Toy),
+    lambda state, runs: {"": msgspec.msgpack.encode(state)},
+    lambda parts, settings, pack: msgspec.msgpack.decode(parts[""], type=Toy),
 )
 
 
@@ -134,6 +134,7 @@ class ToyExporter:
         self.requests: list[str] = []
         self.fault: Callable[[BaseHTTPRequestHandler, str], bool] | None = None
         self.first_held = 1
+        self.authorized: Callable[[str | None], bool] = lambda header: header == f"Bearer {TOKEN}"
         self.closed = False
         outer = self
 
@@ -183,7 +184,7 @@ class ToyExporter:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         url = urlsplit(handler.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        if handler.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if not self.authorized(handler.headers.get("Authorization")):
             return reply(handler, 401)
         if not self.order:
             return reply(handler, 503)
