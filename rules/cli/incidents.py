@@ -63,7 +63,7 @@ def show_incident(
     if output is Output.json:
         _write_json(row)
         return
-    from trainwarden.rules.replay.report import incident_to_text
+    from trainwarden.rules.report.terminal import incident_to_text
 
     incident_to_text(row, console())
 

@@ -53,9 +53,10 @@ def replay(
     from trainwarden.rules.replay.files import ReplayError
     from trainwarden.rules.replay.readers import FORMATS
     from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, merged
-    from trainwarden.rules.replay.report import report, to_json, to_text
+    from trainwarden.rules.replay.report import report, to_json
     from trainwarden.rules.report.files import Pages, PagesError
     from trainwarden.rules.report.recorded import Recorded
+    from trainwarden.rules.report.terminal import to_text
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
 
     if policy is not None and config is not None:

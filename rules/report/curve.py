@@ -28,6 +28,7 @@ EDGE = 0.006
 GAP = 20
 #: Labels over marks may lie in this many rows, and must not overlap in a picture as narrow as this, in pixels.
 ROWS_OF_FLAGS = 4
+FLAG = 14
 NARROW = 320
 #: With at most this many points in the picture each of them is shown.
 FEW = 120
@@ -98,6 +99,9 @@ def draw(
         early = np.concatenate([part.steps for part in shown]) < warming
     axis = scale.choose(values_shown, early)
     few = max((len(part.steps) for part in parts), default=0) <= FEW
+    behind: list[Markup] = []
+    above: list[Markup] = []
+    top = _marks(marks, first, last, height, behind, above)
     drawn: list[Markup] = []
     points: list[dict[str, Any]] = []
     for part in parts:
@@ -114,24 +118,22 @@ def draw(
             drawn.append(tag("path", class_="nonfinite", d=path([(float(x), 5.0)] for x in spots)))
         if values:
             points.append(_points(part, kept))
-    behind = [_grid(axis, height)]
-    above: list[Markup] = []
-    top = 26 if any(part.bad for part in parts) else 13
-    _marks(marks, first, last, (top, height), behind, above)
+    behind.insert(0, _grid(axis, height, top))
     data = tag(
         "svg",
         *drawn,
         class_="data",
         viewBox=f"0 0 {WIDTH} {height}",
         preserveAspectRatio="none",
+        y=top,
         width="100%",
         height=height,
     )
-    foot = _foot(first, last, height) if stepped else []
-    total = height + (FOOT if stepped else 2)
+    foot = _foot(first, last, top + height) if stepped else []
+    total = top + height + (FOOT if stepped else 2)
     plot = tag("svg", *behind, data, *above, *foot, class_="plot", height=total, role="img", aria_label=says)
     return Picture(
-        axis=_scale(axis, height, total),
+        axis=_scale(axis, height, top, total),
         plot=plot,
         legend=tuple((line.look, line.name) for line in lines),
         notes=tuple(_notes(parts, axis)),
@@ -191,16 +193,16 @@ def _points(part: _Part, kept: Ints) -> dict[str, Any]:
     }
 
 
-def _grid(axis: scale.Axis, height: int) -> Markup:
-    rows = (height * (1 - axis.place(np.array(axis.ticks(_ticks(height)))))).tolist()
+def _grid(axis: scale.Axis, height: int, top: int) -> Markup:
+    rows = (top + height * (1 - axis.place(np.array(axis.ticks(_ticks(height)))))).tolist()
     return tag("g", *(tag("line", x1=0, x2="100%", y1=y, y2=y) for y in rows), class_="grid")
 
 
-def _scale(axis: scale.Axis, height: int, total: int) -> Markup:
+def _scale(axis: scale.Axis, height: int, top: int, total: int) -> Markup:
     ticks = axis.ticks(_ticks(height))
-    rows = (height * (1 - axis.place(np.array(ticks)))).tolist()
+    rows = (top + height * (1 - axis.place(np.array(ticks)))).tolist()
     texts = [
-        tag("text", scale.short(value), x=50, y=min(max(y + 4, 10), height), text_anchor="end")
+        tag("text", scale.short(value), x=50, y=min(max(y + 4, 10), top + height), text_anchor="end")
         for value, y in zip(ticks, rows, strict=True)
     ]
     return tag("svg", *texts, class_="scale", width=56, height=total, aria_hidden="true")
@@ -221,51 +223,41 @@ def _foot(first: float, last: float, height: int) -> list[Markup]:
 
 
 def _marks(
-    marks: Sequence[Mark],
-    first: float,
-    last: float,
-    rows: tuple[int, int],
-    behind: list[Markup],
-    above: list[Markup],
-) -> None:
-    top, height = rows
+    marks: Sequence[Mark], first: float, last: float, height: int, behind: list[Markup], above: list[Markup]
+) -> int:
+    """Write the marks that lie in the picture, and return how many pixels their labels need over it."""
+    seen = sorted(
+        (mark for mark in marks if mark.step <= last and (mark.step if mark.end is None else mark.end) >= first),
+        key=lambda mark: mark.step,
+    )
     ends = [-1.0] * ROWS_OF_FLAGS
-    for mark in sorted(marks, key=lambda mark: mark.step):
-        end = mark.step if mark.end is None else mark.end
-        if end < first or mark.step > last:
-            continue
+    shares = [(max(mark.step, first) - first) / (last - first) for mark in seen]
+    rows = [
+        _free_row(ends, mark, left) if mark.step >= first else None for mark, left in zip(seen, shares, strict=True)
+    ]
+    top = max((FLAG * (row + 1) + 4 for row in rows if row is not None), default=0)
+    for mark, left, row in zip(seen, shares, rows, strict=True):
         title = tag("title", mark.says)
-        left, right = ((min(max(step, first), last) - first) / (last - first) for step in (mark.step, end))
-        if right > left:
-            behind.append(
-                tag(
-                    "rect",
-                    title,
-                    class_=f"band {mark.look}",
-                    x=percent(left),
-                    width=percent(right - left),
-                    y=0,
-                    height=height,
-                )
-            )
+        x = percent(left)
+        begin = 0 if row is None else FLAG * row + 4
+        if mark.end is not None and mark.end > mark.step:
+            width = percent((min(mark.end, last) - first) / (last - first) - left)
+            behind.append(tag("rect", title, class_=f"band {mark.look}", x=x, width=width, y=top, height=height))
         if mark.step >= first:
-            x = percent(left)
-            line = tag("line", title, class_=f"mark {mark.look}", x1=x, x2=x, y1=0, y2=height)
-            behind.append(line)
-            row = _free_row(ends, mark, left, height)
-            if row is not None:
-                anchor = "start" if left < 0.02 else ("end" if left > 0.98 else "middle")
-                look = f"flag {mark.look}"
-                text = tag("text", title, mark.label, class_=look, x=x, y=top + 14 * row, text_anchor=anchor)
-                above.append(tag("a", text, href=mark.href) if mark.href else text)
+            behind.append(tag("line", title, class_=f"mark {mark.look}", x1=x, x2=x, y1=begin, y2=top + height))
+        if row is not None:
+            anchor = "start" if left < 0.02 else ("end" if left > 0.92 else "middle")
+            text = tag("text", title, mark.label, class_=f"flag {mark.look}", x=x, y=begin + 7, text_anchor=anchor)
+            above.append(tag("a", text, href=mark.href) if mark.href else text)
+    return top
 
 
-def _free_row(ends: list[float], mark: Mark, left: float, height: int) -> int | None:
+def _free_row(ends: list[float], mark: Mark, left: float) -> int | None:
     """Return the row in which a mark's label overlaps none before it, also where the picture is narrow."""
     if not mark.label:
         return None
     half = (len(mark.label) * 6.5 + 8) / NARROW / 2
-    for row in range(min(ROWS_OF_FLAGS, height // 40)):
+    for row in range(len(ends)):
         if left - half > ends[row]:
             ends[row] = left + half
             return row
@@ -282,7 +274,7 @@ def _notes(parts: Sequence[_Part], axis: scale.Axis) -> list[str]:
             if len(part.bad) > 1:
                 where = f"from step {scale.whole(part.bad[0])} to {scale.whole(part.bad[-1])}"
             notes.append(f"{part.line.name} is not finite {where} ({words}): dots at the upper edge.")
-        if len(part.values) == 0:
+        if len(part.values) == 0 or part.line.look == "usual":
             continue
         over = part.values > axis.high
         if over.any():

@@ -56,6 +56,21 @@ def sentence(row: dict[str, Any]) -> str:
     return f"{where} {clause}. {because(row)}"
 
 
+def graver(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the incident of graver severity that opened where this one closed: this one was its beginning."""
+    rank = {name: place for place, name in enumerate(SEVERITIES)}
+    for other in rows:
+        if (
+            other is not row
+            and row.get("closed_step") is not None
+            and other.get("opened_step") == row["closed_step"]
+            and other.get("start_id") == row.get("start_id")
+            and rank.get(str(other.get("severity")), 9) < rank.get(str(row.get("severity")), 9)
+        ):
+            return other
+    return None
+
+
 def because(row: dict[str, Any]) -> str:
     """Return a sentence about the cause."""
     cause = row.get("cause") or {}
@@ -85,7 +100,9 @@ def decision(row: dict[str, Any]) -> str:
         says = "Decided: stop the run."
     elif action == "escalate":
         reasons = [str(item.get("says")) for item in row.get("timeline") or [] if item.get("state") == "escalated"]
-        says = "Decided: hand over to a person." + (f" {reasons[0]}" if reasons else "")
+        says = "Decided: hand over to a person." + (
+            f" {reasons[0].removesuffix(' Handed over to a person.')}" if reasons else ""
+        )
     elif action == "lower_lr":
         says = f"Decided: lower the learning rate (factor {plan.get('lr_factor', '?')})."
     else:

@@ -1,0 +1,64 @@
+"""What a person reads at a terminal, wide or narrow."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from tests.rules.report.drawn import falling, incident, lines, recorded, report
+from trainwarden.rules.report.terminal import incident_to_text, to_text
+
+
+def printed(reports: list[dict[str, Any]], width: int = 100) -> str:
+    file = io.StringIO()
+    to_text(reports, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def test_the_verdict_and_what_to_do_come_before_the_evidence() -> None:
+    kept = recorded(lines(falling(200)))
+    row = incident(60, state="confirmed")
+    text = printed([report(kept, [row])])
+    words = ("From step 60 the loss rose", "Decided: roll back", "→ A daemon under policy act", "The batch is odd.")
+    places = [text.index(word) for word in words]
+    assert places == sorted(places)
+    assert "inc_1" in text
+
+
+def test_nothing_is_wider_than_a_narrow_terminal() -> None:
+    kept = recorded(lines(falling(200)))
+    row = incident(60, summary="A long sentence about many things. " * 10)
+    text = printed([report(kept, [row])], width=40)
+    assert max(len(line) for line in text.splitlines()) <= 40
+
+
+def test_infos_are_one_line_a_kind() -> None:
+    kept = recorded(lines(falling(200)))
+    rows = [incident(onset, severity="info", verdict="outlier", action="none") for onset in range(10, 110, 2)]
+    text = printed([report(kept, rows)])
+    assert text.count("outlier") == 1
+    assert "and 38 more" in text
+
+
+def test_several_runs_begin_with_a_table_and_calm_ones_are_only_there() -> None:
+    kept = recorded(lines(falling(200)))
+    text = printed([report(kept, run="calm"), report(kept, [incident(60)], run="broken")])
+    assert text.count("calm") == 1
+    assert text.count("broken") == 2
+
+
+def test_a_hostile_name_cannot_steer_the_terminal() -> None:
+    kept = recorded(lines(falling(200)))
+    name = "\x1b[2J\x07[bold]x[/bold]\nsecond line"
+    text = printed([report(kept, [incident(60, summary=name)], run=name)])
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[bold]x[/bold]" in text
+
+
+def test_one_incident_is_printed_with_its_timeline() -> None:
+    file = io.StringIO()
+    incident_to_text(incident(60, action="none", plan=None), Console(file=file, width=100))
+    assert "step 60: watching: An alert fires." in file.getvalue()
