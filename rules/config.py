@@ -8,9 +8,11 @@ errors at once. A secret never stands in the file: it lies in a file of its own 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +21,10 @@ from trainwarden.rules.fields import Model, Seconds, convert, where
 from trainwarden.rules.fields import Path as FieldPath
 from trainwarden.rules.yamltext import Document, Problem, YamlError, load
 from trainwarden.webhook import WebhookError, decode_secret
+
+
+#: A name, an IPv4 address, or an IPv6 address with or without its brackets.
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[0-9A-Fa-f:.]+")
 
 
 class ConfigError(ValueError):
@@ -63,8 +69,16 @@ class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, url in (("url", self.url), ("status_url", self.status_url)):
-            if url is not None and not url.startswith(("http://", "https://")):
+            if url is not None and not _is_web_address(url):
                 raise ValueError(f"{name}: {url!r} is not an http:// or https:// address")
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is none
+        return False
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +89,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     response_bytes: int = 32 * 1024 * 1024
     page_lines: int = 2000
     pages_per_poll: int = 5
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("response_bytes", self.response_bytes, 4096, 1 << 30),
+            ("page_lines", self.page_lines, 1, 100_000),
+            ("pages_per_poll", self.pages_per_poll, 1, 10_000),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{name}: {value} is not between {least} and {most}")
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +151,8 @@ def check_address(text: str) -> tuple[str, int]:
         ValueError: it is something else.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535 or "/" in text:
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not digits or int(port) > 65535 or not _HOST.fullmatch(host):
         raise ValueError(f"{text!r} is not host:port")
     return host.strip("[]"), int(port)
 

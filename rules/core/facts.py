@@ -69,9 +69,7 @@ class Facts:
     steps: Ints
     loss: Floats
     loss_measured: Bools
-    excess: (
-        Floats  #: loss minus trend, beyond the trend's doubt, in standard deviations of one record; NaN where unknown
-    )
+    excess: Floats  #: loss minus trend and its doubt, in standard deviations of one record; NaN where unknown
     loss_high: Bools
     nonfinite: Bools
     grad_high: Bools

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 Mode = Literal["observe", "approve", "act"]
-Count = Annotated[int, Meta(ge=1)]
-CountOrNone = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -64,7 +64,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rank is no longer awaited once it is this many steps behind the newest one (and watermark_seconds)."""
     watermark_seconds: Seconds = 20.0
     """A rank is no longer awaited once its missing record is this old (and watermark_steps behind)."""
-    history_steps: Annotated[int, Meta(ge=200)] = 4000
+    history_steps: Annotated[int, Meta(ge=200, le=1_000_000)] = 4000
     """Records kept in memory for each start: the baseline, and what a resumed attempt is compared with."""
     dead_records: Count = 50
     """Equal values in a row after which a signal that should vary is reported as dead or repeated."""

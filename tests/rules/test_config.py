@@ -74,6 +74,13 @@ receiver: {url: "ftp://x"}
         ("sources: [{targets: [a:1], folder: x}]", "give either targets or folder"),
         ("sources: {targets: [a:1]}", "sources: "),
         ("sources: [", "t.yml:1"),
+        ("sources: [{targets: [a:1]}]\nlimits: {page_lines: 0}", "t.yml:2:9: limits: page_lines: 0 is not between"),
+        ("sources: [{targets: [a:1]}]\nlimits: {response_bytes: -1}", "response_bytes: -1 is not between"),
+        ("sources: [{targets: [a:1]}]\nlimits: {pages_per_poll: 0}", "pages_per_poll: 0 is not between"),
+        ("sources: [{targets: [a:1]}]\npolicy: {history_steps: 9999999999}", "t.yml:2:25: policy.history_steps"),
+        ("sources: [{targets: [a:1]}]\npolicy: {max_action_age: .inf}", "t.yml:2:26: policy.max_action_age"),
+        ('sources: [{targets: [a:1]}]\nreceiver: {url: "http://", secret_file: s}', "receiver: url: 'http://' is not"),
+        ('sources: [{targets: [a:1]}]\nreceiver: {url: "http://x:99999/", secret_file: s}', "receiver: url:"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_reason(text: str, says: str) -> None:
@@ -121,6 +128,18 @@ def test_durations_have_units() -> None:
 
 def test_addresses_are_host_and_port() -> None:
     assert check_address("[::1]:80") == ("::1", 80)
-    for wrong in ("", "x", ":80", "x:", "x:99999", "http://x:1/"):
+    assert check_address("::1:80") == ("::1", 80)
+    for wrong in (
+        "",
+        "x",
+        ":80",
+        "x:",
+        "x:99999",
+        "http://x:1/",
+        "a b:80",
+        "x:\uff11",
+        "x:\u00b2",
+        "x:" + "0" * 5000 + "1",
+    ):
         with pytest.raises(ValueError, match="host:port"):
             check_address(wrong)
