@@ -23,6 +23,8 @@ from .verdict import lasting, shape
 PERSISTS = 20
 #: Verdicts of rules that judgement checks against its own trend, over so many newest records.
 LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
+#: Steps without an alert after which a piece of information is over: the next odd batch is another one.
+INFO_HEALS = 10
 #: Closed incidents that a run remembers.
 REMEMBERED = 20
 #: Records after its opening at which an incident is judged one by one; later, every eighth.
@@ -85,7 +87,7 @@ def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) ->
     """
     if incident.severity != "info" or rank(severity) == 0:
         return False
-    return since > incident.last_active_step or since - incident.opened_step > heal_steps
+    return since > incident.last_active_step + INFO_HEALS or since - incident.opened_step > heal_steps
 
 
 def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
@@ -274,7 +276,8 @@ def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:
     """Close an incident whose alerts are over: healed, or hand on (True) one whose level has settled high."""
     settings = turn.settings
     quiet = facts.now - incident.last_active_step
-    if any(seen.firing for seen in incident.rules.values()) or quiet < settings.heal_steps:
+    needed = settings.heal_steps if rank(incident.severity) else min(INFO_HEALS, settings.heal_steps)
+    if any(seen.firing for seen in incident.rules.values()) or quiet < needed:
         return False
     found = level(facts, incident.last_active_step, settings.level_steps)
     if found == "settled":

@@ -30,7 +30,7 @@ from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
-from .verdict import PERSISTENT, lasting
+from .verdict import PERSISTENT, persisted
 
 #: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
 RANK_SDS = 10.0
@@ -126,7 +126,7 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
     for seen in incident.rules.values():
         raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
     confirm(turn, incident, facts, record.time)
-    if incident.verdict in PERSISTENT and lasting(facts) >= settings.persist_steps:
+    if incident.verdict in PERSISTENT and persisted(facts, settings.persist_steps):
         raise_severity(turn, incident, "critical")
     turn.touch(incident)
     consider(turn, run, alive, incident, facts, cause, record.time)

@@ -15,6 +15,8 @@ SEEN_BY_RULES = ("mismatch", "stall", "scale_collapse", "grad_collapse", "period
 SLOW_STEPS = 200
 #: Steps of abnormal loss, not on its way back or with dirty data going on, from which it is no transient.
 STAYS_STEPS = 10
+#: Records of abnormal loss below which nothing has lasted, however many steps each covers.
+LASTS_RECORDS = 5
 #: An excess that grows by this factor between the halves of what was seen runs away.
 RUNAWAY = 1.5
 #: Records that a shape over time needs.
@@ -45,7 +47,7 @@ def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     if _runs_away(facts):
         return "divergence"
     stays = still_high(facts, STAYS_STEPS) or (facts.loss_high[-3:].all() and facts.dirty[-3:].all())
-    if (lasted >= persist_steps and _most_high(facts)) or (lasted >= STAYS_STEPS and stays):
+    if (persisted(facts, persist_steps) and _most_high(facts)) or (lasted >= STAYS_STEPS and stays):
         return "level_shift"
     return "outlier" if lasted <= stride and facts.now > facts.onset + 3 * stride else "transient_spike"
 
@@ -64,10 +66,15 @@ def _most_high(facts: Facts) -> bool:
     return 2 * len(places) >= int(places[-1] - places[0]) + 1
 
 
+def persisted(facts: Facts, steps: int) -> bool:
+    """Say whether the loss was abnormal over ``steps`` and in more than a few records: one record may cover hundreds."""
+    return lasting(facts) >= steps and int(np.count_nonzero(facts.loss_high)) >= LASTS_RECORDS
+
+
 def still_high(facts: Facts, steps: int) -> bool:
     """Say whether the loss was abnormal in nine of ten records of the last ``steps`` and is not on its way back."""
     stride = facts.trace.stride()
-    records = max(3, steps // stride)
+    records = max(LASTS_RECORDS, steps // stride)
     if facts.records < records:
         return False
     recent = facts.loss_high[-records:]

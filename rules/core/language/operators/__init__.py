@@ -15,6 +15,8 @@ from .elementary import FUNCTIONS as ELEMENTARY
 from .moments import FUNCTIONS as MOMENTS
 from .order import FUNCTIONS as ORDER
 from .presence import FUNCTIONS as PRESENCE
+from .setbacks import FUNCTIONS as SETBACKS
+from .surprises import FUNCTIONS as SURPRISES
 from .trend import FUNCTIONS as TREND
 from .vectors import FUNCTIONS as VECTORS
 
@@ -22,7 +24,20 @@ from .vectors import FUNCTIONS as VECTORS
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
         function.name: function
-        for family in (AVERAGES, BASELINES, COUNTING, CYCLES, ELEMENTARY, MOMENTS, ORDER, PRESENCE, TREND, VECTORS)
+        for family in (
+            AVERAGES,
+            BASELINES,
+            COUNTING,
+            CYCLES,
+            ELEMENTARY,
+            MOMENTS,
+            ORDER,
+            PRESENCE,
+            SETBACKS,
+            SURPRISES,
+            TREND,
+            VECTORS,
+        )
         for function in family
     }
 )
