@@ -202,8 +202,8 @@ def _scale(axis: scale.Axis, height: int, top: int, total: int) -> Markup:
     ticks = axis.ticks(_ticks(height))
     rows = (top + height * (1 - axis.place(np.array(ticks)))).tolist()
     texts = [
-        tag("text", scale.short(value), x=50, y=min(max(y + 4, 10), top + height), text_anchor="end")
-        for value, y in zip(ticks, rows, strict=True)
+        tag("text", text, x=50, y=min(max(y + 4, 10), top + height), text_anchor="end")
+        for text, y in zip(scale.labels(ticks), rows, strict=True)
     ]
     return tag("svg", *texts, class_="scale", width=56, height=total, aria_hidden="true")
 
@@ -214,7 +214,8 @@ def _ticks(height: int) -> int:
 
 def _foot(first: float, last: float, height: int) -> list[Markup]:
     texts = []
-    for index, step in enumerate(scale.linear_ticks(first, last, 8)):
+    whole = [step for step in scale.linear_ticks(first, last, 8) if step == round(step)]
+    for index, step in enumerate(whole):
         share = (step - first) / (last - first)
         anchor = "start" if share < 0.03 else ("end" if share > 0.97 else "middle")
         look = "tick" if index % 2 == 0 else "tick wide"

@@ -86,23 +86,29 @@ def choose(values: Floats, early: Bools | None = None) -> Axis:
     return Axis(0.0 if 0 <= low < 0.15 * (high - low) else low - room, high + room)
 
 
-def short(value: float) -> str:
-    """Return a number in at most about seven characters."""
+def labels(ticks: list[float]) -> list[str]:
+    """Return the texts of ticks, with as many digits as it takes to tell them apart."""
+    for digits in range(4, 12):
+        found = [short(value, digits) for value in ticks]
+        if len(set(found)) == len(ticks):
+            break
+    return found
+
+
+def short(value: float, digits: int = 4) -> str:
+    """Return a number in few characters, with this many significant digits."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "−Inf")
     if value == 0:
         return "0"
     size = abs(value)
     if size >= 1e6 or size < 1e-3:
-        text = f"{value:.3g}"
-        if "e" not in text:
-            text = f"{value:.2e}"
-        mantissa, _, power = text.partition("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        mantissa, _, power = f"{value:.{digits - 2}e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
         return f"{mantissa}e{int(power)}".replace("-", "−")
-    if size >= 1000:
+    if size >= 10 ** (digits - 1):
         return f"{value:,.0f}".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
 
 
 def whole(value: float) -> str:

@@ -40,6 +40,7 @@ CAUSES = {
     "planned_change": "a planned change",
     "undetermined": "undetermined",
 }
+UNDETERMINED = "What caused it is not determined."
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -76,7 +77,7 @@ def because(row: dict[str, Any]) -> str:
     cause = row.get("cause") or {}
     name = str(cause.get("name") or "undetermined")
     if name == "undetermined":
-        return "What caused it is not determined."
+        return UNDETERMINED
     confidence = cause.get("confidence")
     sure = f" (confidence {confidence:.2f})" if isinstance(confidence, int | float) else ""
     return f"The likely cause is {CAUSES.get(name, name)}{sure}."
@@ -200,11 +201,16 @@ def verdict_of_run(report: dict[str, Any]) -> str:
         if not warnings:
             return "Nothing to act on: what was noted is worth a line and no more."
         more = f" {len(warnings) - 1} more of severity warning." if len(warnings) > 1 else ""
-        return f"Nothing critical. {sentence(warnings[0])}{more}"
+        return f"Nothing critical. {_headline(warnings[0])}{more}"
     open_ones = [row for row in critical if row.get("state") not in ("recovered", "dismissed")]
     worst = (open_ones or critical)[0]
     more = f" {len(critical) - 1} more critical." if len(critical) > 1 else ""
-    return f"{sentence(worst)} {state_of(worst)}{more}"
+    return f"{_headline(worst)} {state_of(worst)}{more}"
+
+
+def _headline(row: dict[str, Any]) -> str:
+    """Return the verdict as a sentence, with the cause where one is known."""
+    return sentence(row).removesuffix(UNDETERMINED).rstrip()
 
 
 def cause_of(row: dict[str, Any]) -> str:

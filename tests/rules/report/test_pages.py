@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from tests.rules.report.drawn import falling, incident, lines, recorded, report
+from trainwarden.record import Step
+from trainwarden.rules.core.inputs import Start
 from trainwarden.rules.report.files import Pages, PagesError
 from trainwarden.rules.report.page import embedded, run_page
+from trainwarden.rules.report.recorded import Recorded
 
 HOSTILE = '</script><img src=x onerror="alert(1)"> \'"&{{ 7*7 }} ]]>'
 
@@ -196,3 +199,28 @@ def test_several_runs_without_a_folder_are_refused_with_what_to_do(tmp_path: Pat
     with pytest.raises(PagesError, match="not a file"):
         Pages(file, 2)
     assert file.read_text() == "kept"
+
+
+def test_steps_under_a_picture_are_whole_even_where_there_are_three() -> None:
+    kept = recorded(lines([3.0, 3.1, 9.0], first=11446))
+    page, _ = run_page(report(kept), kept)
+    assert re.findall(r'<text class="tick[^>]*>([\d,.]+)</text>', page)[:3] == ["11,446", "11,447", "11,448"]
+
+
+def test_values_of_each_rank_are_lines_of_one_picture() -> None:
+    kept = Recorded()
+    start = Start("uid", "toy", 0, "s0")
+    for step in range(1, 50):
+        for rank in range(3):
+            signals = {"loss": 2.0, "rank_loss": 2.0 + rank + step / 100}
+            for _ in kept.watch([(start, rank, Step(seq=step, step=step, time=float(step), signals=signals))]):
+                pass
+    page, _ = run_page(report(kept), kept)
+    assert [f"rank {rank}" in page for rank in range(4)] == [True, True, True, False]
+
+
+def test_a_gap_in_the_records_interrupts_the_line() -> None:
+    kept = recorded(lines(falling(100)), lines(falling(100), first=5_000))
+    page, _ = run_page(report(kept), kept)
+    main = Elements(page).of("path", **{"class": "main"})
+    assert (main[0]["d"] or "").count("M") == 2

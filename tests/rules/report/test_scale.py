@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwarden.rules.report.scale import choose, linear_ticks, short, whole
+from trainwarden.rules.report.scale import choose, labels, linear_ticks, short, whole
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=50))
@@ -62,3 +62,10 @@ def test_numbers_are_short() -> None:
         "−Inf",
     ]
     assert whole(31215.0) == "31,215"
+
+
+def test_ticks_that_differ_are_written_differently() -> None:
+    assert labels([1_260_000.0, 1_260_200.0]) == ["1.26e6", "1.2602e6"]
+    assert labels([2.0, 4.0]) == ["2", "4"]
+    assert labels([100_000.5, 100_000.75]) != []
+    assert len(set(labels([100_000.5, 100_000.75]))) == 2
