@@ -2,7 +2,8 @@
 
 One transaction (:meth:`Store.commit`) holds everything that must agree: how far each stream was read, the core's state
 at exactly that point, the incidents and notices it saved and the messages it wants delivered. It is taken every few
-seconds and before any message is delivered. So a daemon that dies at any moment goes on from its last transaction,
+seconds and before any message is delivered. The state is kept by run: a run's part and its cursors are always of one
+transaction, while another run's may be older. So a daemon that dies at any moment goes on from its last transaction,
 reads the same records again and reaches the same decisions; what it had put into the outbox is there once.
 
 What is no record (a command, a receipt, an observation, a gate that a poll changed) can't be read again. It goes into
@@ -29,13 +30,13 @@ from trainwarden.record import encode_numbers
 from trainwarden.rules.core.effects import Deliver
 from trainwarden.rules.core.inputs import Command, Observation, Receipt, SourceSeen, Start
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = """
 CREATE TABLE cursors (
     start_id TEXT NOT NULL, rank INTEGER NOT NULL, run_uid TEXT NOT NULL, run TEXT NOT NULL, attempt INTEGER NOT NULL,
     seq INTEGER NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (start_id, rank)) WITHOUT ROWID;
-CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), taken REAL NOT NULL, state BLOB NOT NULL);
+CREATE TABLE snapshot (part TEXT PRIMARY KEY, taken REAL NOT NULL, state BLOB NOT NULL);
 CREATE TABLE rows (
     kind TEXT NOT NULL, key TEXT NOT NULL, run TEXT, state TEXT, updated REAL NOT NULL, turn INTEGER NOT NULL,
     row BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
@@ -178,8 +179,8 @@ class Store:
 
     # What the core thread needs
 
-    def commit(self, commit: Commit, state: bytes, now: float) -> None:
-        """Write one transaction. A message whose key is in the outbox already stays as it is there."""
+    def commit(self, commit: Commit, parts: Mapping[str, bytes], now: float) -> None:
+        """Write one transaction. ``parts`` of the core's state replace those of their names. A message whose key is in the outbox already stays as it is there."""
         with self.writing() as connection:
             for cursor in commit.cursors.values():
                 start = cursor.start
@@ -188,7 +189,9 @@ class Store:
                     " ON CONFLICT (start_id, rank) DO UPDATE SET seq = excluded.seq",
                     (start.start_id, cursor.rank, start.run_uid, start.run, start.attempt, cursor.seq),
                 )
-            connection.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (now, state))
+            connection.executemany(
+                "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", [(name, now, part) for name, part in parts.items()]
+            )
             for saved in commit.rows.values():
                 row = saved.row
                 connection.execute(
@@ -215,11 +218,10 @@ class Store:
                 else:
                     connection.execute("UPDATE inputs SET after = ? WHERE id = ?", (advance, identity))
 
-    def snapshot(self) -> bytes | None:
-        """Return the core's state at the last transaction, or None for a new database."""
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the core's state as they were last written; none for a new database."""
         with self.reading() as connection:
-            found = connection.execute("SELECT state FROM snapshot").fetchone()
-        return None if found is None else bytes(found[0])
+            return dict(connection.execute("SELECT part, state FROM snapshot").fetchall())
 
     def cursors(self) -> list[Cursor]:
         """Return how far each stream was read, in the order in which the streams were first met."""

@@ -6,6 +6,7 @@ anywhere in between makes no difference.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainwarden.record import Event
@@ -45,12 +46,16 @@ def new_state(settings: Settings, pack: Any, engines: AlertSource | None = None)
     return State(settings, pack, engines or Language(), Memory())
 
 
-def dump(state: State) -> bytes:
-    """Return all that the core remembers, without settings and rules."""
-    return dump_memory(state.memory)
+def dump(state: State, runs: Iterable[str] | None = None) -> dict[str, bytes]:
+    """Return what the core remembers, without settings and rules: a part for each run, and one that is about no run.
+
+    ``runs`` (by ``run_uid``) are those whose part is wanted, all by default; the other part always is. Runs share nothing, so
+    parts of different moments make a state: in it each run is as it was at its own.
+    """
+    return dump_memory(state.memory, runs)
 
 
-def load(data: bytes, settings: Settings, pack: Any, engines: AlertSource | None = None) -> State:
+def load(parts: Mapping[str, bytes], settings: Settings, pack: Any, engines: AlertSource | None = None) -> State:
     """Return a state that goes on where ``dump`` left off, under these settings and rules.
 
     Raises:
@@ -58,7 +63,7 @@ def load(data: bytes, settings: Settings, pack: Any, engines: AlertSource | None
     """
     source = engines or Language()
     try:
-        return State(settings, pack, source, load_memory(data, pack, source))
+        return State(settings, pack, source, load_memory(parts, pack, source))
     except ValueError as error:
         if isinstance(error, StateError):
             raise

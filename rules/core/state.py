@@ -7,6 +7,7 @@ verification still compares with, the open incidents and a few closed ones, the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -44,7 +45,7 @@ OPEN_STATES = ("watching", "confirmed", "awaiting_approval", "acting")
 #: States from which nothing more happens.
 ENDED_STATES = ("recovered", "not_recovered", "inconclusive", "escalated", "dismissed")
 #: The version of the stored form; another one is refused.
-STORED = 1
+STORED = 2
 
 
 class StateError(ValueError):
@@ -286,26 +287,38 @@ def _decode(kind: Any, value: Any) -> Any:
     return np.frombuffer(value[1], dtype=value[0]).copy()
 
 
-def dump_memory(memory: Memory) -> bytes:
-    """Encode the memory."""
-    for run in memory.runs.values():
-        if run.alive is not None:
-            run.alive.trace.compact()
-    return msgspec.msgpack.encode(memory, enc_hook=_encode)
+#: The part of the stored form that is about no single run.
+HEAD = ""
 
 
-def load_memory(data: bytes, pack: Any, engines: AlertSource) -> Memory:
+def dump_memory(memory: Memory, runs: Iterable[str] | None = None) -> dict[str, bytes]:
+    """Encode the memory by parts: the head, and each of these runs (all of them by default) under its ``run_uid``."""
+    head = Memory(memory.now, {}, memory.silences, memory.version)
+    parts = {HEAD: msgspec.msgpack.encode(head, enc_hook=_encode)}
+    for run_uid in memory.runs if runs is None else runs:
+        run = memory.runs.get(run_uid)
+        if run is not None:
+            if run.alive is not None:
+                run.alive.trace.compact()
+            parts[run_uid] = msgspec.msgpack.encode(run, enc_hook=_encode)
+    return parts
+
+
+def load_memory(parts: Mapping[str, bytes], pack: Any, engines: AlertSource) -> Memory:
     """Decode the memory and revive the evaluators with ``pack``.
 
     Raises:
         StateError: it was written by another version or is damaged.
     """
     try:
-        memory = msgspec.msgpack.decode(data, type=Memory, dec_hook=_decode)
-    except msgspec.DecodeError as error:
+        memory = msgspec.msgpack.decode(parts[HEAD], type=Memory, dec_hook=_decode)
+        if memory.version != STORED:
+            raise StateError(f"stored state: version {memory.version} is not {STORED}; delete it to begin anew")
+        for run_uid, part in parts.items():
+            if run_uid != HEAD:
+                memory.runs[run_uid] = msgspec.msgpack.decode(part, type=Run, dec_hook=_decode)
+    except (KeyError, msgspec.DecodeError) as error:
         raise StateError(f"stored state: {error}; delete it to begin with the exporters' journals again") from None
-    if memory.version != STORED:
-        raise StateError(f"stored state: version {memory.version} is not {STORED}; delete it to begin anew")
     for run in memory.runs.values():
         if run.alive is not None:
             run.alive.rules = Rules(engines.revive(pack, run.alive.rules))

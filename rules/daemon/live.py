@@ -2,6 +2,8 @@
 
 It takes inputs off the queue, feeds the core, keeps the effects, and writes cursors, state and effects in one
 transaction: every few seconds, and at once when there is something to deliver. Only then are delivery threads woken.
+Of thousands of runs not all are written each time: those with effects are, and of those that merely went on the ones
+whose turn it is. A run that was not written keeps its old cursors too: after a crash its records since are read again.
 
 If the core raises, what it did since the last transaction cannot be trusted. The driver goes back to that transaction
 and has the records since read again, without the stream that brought the fault: that one is set aside, said once and
@@ -11,7 +13,7 @@ counted, and the others go on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import structlog
@@ -31,11 +33,15 @@ class Core(NamedTuple):
 
     feed: Callable[[Any, Input], list[Effect]]
     new_state: Callable[[Any, Any], Any]
-    dump: Callable[[Any], bytes]
-    load: Callable[[bytes, Any, Any], Any]
+    dump: Callable[[Any, Iterable[str]], dict[str, bytes]]
+    load: Callable[[Mapping[str, bytes], Any, Any], Any]
 
 
 CORE = Core(feed, new_state, dump, load)
+
+#: Runs without effects that a transaction writes: so many at least, and more within these bytes a second.
+LEAST_RUNS = 8
+BYTES_PER_SECOND = 2 * 1024 * 1024
 
 
 class Live:
@@ -75,12 +81,15 @@ class Live:
         self._clock = clock
         self._log = structlog.get_logger("core")
         self._state: Any = None
-        self._snapshot = b""
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._committed: dict[tuple[str, int], Cursor] = {}
         self._marked: dict[tuple[str, int], int] = {}
         self._gates: dict[tuple[str, int], tuple[bool, ...]] = {}
         self._aside: set[tuple[str, int]] = set()
+        #: Cursors that moved since their run was last written, by run; the run that waits longest comes first.
+        self._moved: dict[str, dict[tuple[str, int], Cursor]] = {}
+        self._urgent: set[str] = set()
+        self._sizes: dict[str, int] = {}
         self._commit = Commit()
         self._last_commit = 0.0
         self._stuck = False
@@ -99,24 +108,24 @@ class Live:
             StoreError: the snapshot is of another version, or the database cannot be written.
         """
         found = self._store.snapshot()
-        if found is None:
+        if not found:
             self._state = self._core.new_state(self._settings, self._pack)
         else:
             try:
                 self._state = self._core.load(found, self._settings, self._pack)
             except ValueError as error:
                 raise StoreError(f"{self._store.path}: the snapshot in it cannot be used: {error}") from None
-        self._snapshot = found or self._core.dump(self._state)
+        self._sizes = {name: len(part) for name, part in found.items()}
         self._committed = {(cursor.start.start_id, cursor.rank): cursor for cursor in self._store.cursors()}
         self._cursors = dict(self._committed)
         self._marked = {key: cursor.seq for key, cursor in self._cursors.items()}
         self._last_commit = time.monotonic()
         waiting = self._store.waiting_inputs()
-        if found is not None:
+        if found:
             self._log.info("going on from the last snapshot", streams=len(self._cursors), waiting_inputs=len(waiting))
         for identity, value in waiting:
             self._take(Received(identity, value))
-        self._write()
+        self._write(every=True)
 
     def run(self) -> None:
         """Take and feed until the inbox is closed and empty; then write the last transaction."""
@@ -130,7 +139,7 @@ class Live:
                     break
                 if self._must_write():
                     self._try_write()
-            self._write()
+            self._write(every=True)
         except BaseException as error:
             self.failure = error
             self._log.exception("the core thread ends")
@@ -165,17 +174,23 @@ class Live:
                 gate = (value.caught_up, value.authenticated, value.may_act, value.reachable)
                 if self._gates.get(key) != gate:
                     self._gates[key] = gate
+                    self._urgent.add(read.start.run_uid)
                     self._journal(None, value)
         if read.upto > read.after:
-            self._cursors[key] = self._commit.cursors[key] = Cursor(read.start, read.rank, read.upto)
+            self._cursors[key] = Cursor(read.start, read.rank, read.upto)
+            self._moved.setdefault(read.start.run_uid, {})[key] = self._cursors[key]
 
     def _feed(self, value: Input) -> None:
         for effect in self._core.feed(self._state, value):
             if isinstance(effect, Save):
                 self._commit.rows[effect.kind, effect.key] = SavedRow(effect.kind, effect.key, effect.row)
+                self._urgent.add(effect.row.get("run_uid", ""))
             elif isinstance(effect, Deliver):
                 self._commit.messages.append((effect, self._destinations(effect)))
+                self._urgent.add(effect.run_uid)
             else:
+                if isinstance(value, Steps | Happened | SourceSeen):
+                    self._urgent.add(value.start.run_uid)
                 answer = self._query(effect)
                 self._feed(answer)
                 self._journal(None, answer)
@@ -192,7 +207,8 @@ class Live:
         age = time.monotonic() - self._last_commit
         if self._stuck:
             return age >= min(self._interval, 5.0)
-        return bool(self._commit.messages) or age >= (self._interval if self._commit else max(60.0, self._interval))
+        anything = self._commit or self._moved
+        return bool(self._commit.messages) or age >= (self._interval if anything else max(60.0, self._interval))
 
     def _try_write(self) -> None:
         """Write; a database that cannot be written now (a full disk) is tried again, and nothing is delivered until then."""
@@ -209,20 +225,37 @@ class Live:
                 self._log.info("the database can be written again")
             self._stuck = False
 
-    def _write(self) -> None:
+    def _write(self, *, every: bool = False) -> None:
         began = time.perf_counter()
-        state = self._core.dump(self._state)
-        self._store.commit(self._commit, state, self._clock())
+        runs = self._urgent | set(self._moved) if every else self._turn()
+        parts = self._core.dump(self._state, runs)
+        moved = [self._moved.get(run_uid, {}) for run_uid in runs]
+        self._commit.cursors = {key: cursor for one in moved for key, cursor in one.items()}
+        self._store.commit(self._commit, parts, self._clock())
         to_deliver = bool(self._commit.messages)
-        self._snapshot = state
-        self._committed = dict(self._cursors)
+        self._committed.update(self._commit.cursors)
+        for run_uid in runs:
+            self._moved.pop(run_uid, None)
+        self._sizes.update((name, len(part)) for name, part in parts.items())
+        self._urgent.clear()
         self._commit = Commit()
         self._last_commit = time.monotonic()
         self._metrics.snapshot_seconds.observe(time.perf_counter() - began)
-        self._metrics.snapshot_bytes.set(len(state))
+        self._metrics.snapshot_bytes.set(sum(self._sizes.values()))
         self._metrics.snapshot_time.set(self._clock())
         if to_deliver:
             self._wake()
+
+    def _turn(self) -> set[str]:
+        """Return the runs to be written now: those with effects, and the ones that wait longest within what may be written."""
+        runs = set(self._urgent)
+        left = BYTES_PER_SECOND * (time.monotonic() - self._last_commit)
+        for count, run_uid in enumerate(self._moved):
+            left -= self._sizes.get(run_uid, 0)
+            if count >= LEAST_RUNS and left < 0:
+                break
+            runs.add(run_uid)
+        return runs
 
     def _set_aside(self, item: Read | Received | Tick) -> None:
         self._metrics.core_failures.inc()
@@ -237,8 +270,10 @@ class Live:
             )
         else:
             self._log.exception("the core cannot take this input: it is skipped", input=type(item).__name__)
-        self._state = self._core.load(self._snapshot, self._settings, self._pack)
+        self._state = self._core.load(self._store.snapshot(), self._settings, self._pack)
         self._cursors = dict(self._committed)
+        self._moved.clear()
+        self._urgent.clear()
         lost = [(identity, value) for identity, value, _ in self._commit.applied if identity is not None]
         self._commit = Commit()
         self._marked = {key: cursor.seq for key, cursor in self._cursors.items()}

@@ -29,11 +29,11 @@ def test_a_transaction_holds_cursor_state_rows_and_messages_together(tmp_path: P
         "incident", "i", {"id": "i", "run": "run", "state": "acting", "x": math.inf}
     )
     commit.messages.append((message(), ("receiver",)))
-    store.commit(commit, b"state", 10.0)
+    store.commit(commit, {"": b"state"}, 10.0)
     store.close()
 
     again = Store(tmp_path / "x.db")
-    assert again.snapshot() == b"state"
+    assert again.snapshot() == {"": b"state"}
     assert [(cursor.start, cursor.seq) for cursor in again.cursors()] == [(START, 7)]
     assert again.row("incident", "i") == {"id": "i", "run": "run", "state": "acting", "x": "+Inf"}
     assert again.counts() == {"acting": 1}
@@ -46,11 +46,11 @@ def test_a_transaction_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     commit.cursors["s0", 0] = Cursor(START, 0, 7)
     commit.rows["incident", "i"] = SavedRow("incident", "i", {"id": object()})  # not JSON: fails in the middle
     with pytest.raises(TypeError):
-        store.commit(commit, b"state", 10.0)
-    assert store.snapshot() is None
+        store.commit(commit, {"": b"state"}, 10.0)
+    assert store.snapshot() == {}
     assert store.cursors() == []
-    store.commit(Commit(), b"later", 11.0)
-    assert store.snapshot() == b"later"
+    store.commit(Commit(), {"uid": b"later"}, 11.0)
+    assert store.snapshot() == {"uid": b"later"}
     store.close()
 
 
@@ -87,7 +87,7 @@ def test_an_input_is_durable_before_it_is_applied_and_comes_back_until_it_is(tmp
     assert [value for _, value in store.waiting_inputs()] == [receipt, command]
     commit = Commit()
     commit.applied.append((first, receipt, {"s0/0": 9}))
-    store.commit(commit, b"", 5.0)
+    store.commit(commit, {}, 5.0)
     store.close()
     again = Store(tmp_path / "x.db")
     assert [value for _, value in again.waiting_inputs()] == [command]
@@ -135,7 +135,7 @@ def test_rows_are_listed_newest_first_and_filtered(tmp_path: Path) -> None:
         commit = Commit()
         row = {"id": str(number), "run": "run", "state": state}
         commit.rows["incident", str(number)] = SavedRow("incident", str(number), row)
-        store.commit(commit, b"", float(number))
+        store.commit(commit, {}, float(number))
     assert [row["id"] for row in store.rows("incident")] == ["2", "1", "0"]
     assert [row["id"] for row in store.rows("incident", state="acting")] == ["2", "0"]
     assert store.rows("incident", run="other") == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 from tests.real import wait_until
 from tests.rules.daemon.toy import TOY_CORE, Toy
 from trainwarden.record import Step
+from trainwarden.rules.core.effects import Effect, Save
 from trainwarden.rules.core.inputs import Command, Receipt, SourceSeen, Start, Steps
 from trainwarden.rules.daemon.inbox import Inbox, Received
-from trainwarden.rules.daemon.live import Live
+from trainwarden.rules.daemon.live import Core, Live
 from trainwarden.rules.daemon.process import no_evidence
 from trainwarden.rules.metrics import Metrics
 from trainwarden.rules.sources.lines import Read
@@ -54,9 +57,7 @@ class Bench:
         self.inbox.put(Read(START, 0, first - 1, first - 1 + len(losses), (Steps(START, 0, records),)))
 
     def state(self) -> Toy:
-        found = self.store.snapshot()
-        assert found is not None
-        return msgspec.msgpack.decode(found, type=Toy)
+        return msgspec.msgpack.decode(self.store.snapshot()[""], type=Toy)
 
     def close(self) -> None:
         self.inbox.close()
@@ -134,6 +135,51 @@ def test_a_page_that_does_not_follow_the_cursor_is_not_fed(bench: Bench) -> None
     wait_until(lambda: bench.state().steps == {"s0/0": 3})
 
 
+def test_a_run_is_written_with_its_own_cursor_whichever_runs_are_written_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwarden.rules.daemon.live.LEAST_RUNS", 2)
+    monkeypatch.setattr("trainwarden.rules.daemon.live.BYTES_PER_SECOND", 0)
+
+    def feed(state: dict[str, int], value: Any) -> list[Effect]:
+        state[value.start.run_uid] = state.get(value.start.run_uid, 0) + len(value.records)
+        if state[value.start.run_uid] != 5 or value.start.run_uid != "uid9":
+            return []
+        return [Save("notice", "n", {"run_uid": "uid9"})]
+
+    def dump(state: dict[str, int], runs: Iterable[str]) -> dict[str, bytes]:
+        return {"": b"", **{run: str(state[run]).encode() for run in runs}}
+
+    def load(parts: Mapping[str, bytes], settings: Any, pack: Any) -> dict[str, int]:
+        return {run: int(part) for run, part in parts.items() if run}
+
+    bench = Bench(tmp_path, Core(feed, lambda settings, pack: {}, dump, load))
+    starts = [Start(f"uid{n}", f"run{n}", 0, f"s{n}") for n in range(10)]
+    copies = []
+    for seq in range(1, 9):
+        record = Step(seq=seq, step=seq, time=1e9)
+        for start in starts:
+            bench.inbox.put(Read(start, 0, seq - 1, seq, (Steps(start, 0, (record,)),)))
+        time.sleep(0.06)
+        copies.append(sqlite3.connect(tmp_path / f"copy{seq}.db"))
+        with sqlite3.connect(tmp_path / "x.db") as source:
+            source.backup(copies[-1])
+    behind = 0
+    for copy in copies:
+        parts = dict(copy.execute("SELECT part, state FROM snapshot WHERE part != ''"))
+        cursors = dict(copy.execute("SELECT run_uid, seq FROM cursors"))
+        assert {run: int(part) for run, part in parts.items()} == cursors
+        behind += len(set(cursors.values())) > 1
+        if copy.execute("SELECT count(*) FROM rows").fetchone() == (1,):
+            assert cursors["uid9"] >= 5  # what a run had for effect is never without the run
+        copy.close()
+    assert behind
+    bench.close()
+    store = Store(tmp_path / "x.db")
+    assert [cursor.seq for cursor in store.cursors()] == [8] * 10
+    store.close()
+
+
 def test_an_input_that_the_core_cannot_take_is_skipped_for_good(tmp_path: Path) -> None:
     def feed(state: Toy, value: Any) -> Any:
         if isinstance(value, Command):
@@ -152,7 +198,7 @@ def test_an_input_that_the_core_cannot_take_is_skipped_for_good(tmp_path: Path) 
 def test_a_snapshot_of_another_version_is_refused_with_the_file_named(tmp_path: Path) -> None:
     Bench(tmp_path).close()
 
-    def load(data: bytes, settings: Any, pack: Any) -> Any:
+    def load(parts: Any, settings: Any, pack: Any) -> Any:
         raise ValueError("stored state: version 9")
 
     with pytest.raises(StoreError, match=r"x\.db: the snapshot in it cannot be used: stored state: version 9"):

@@ -118,8 +118,8 @@ def ask(state: Toy, start: Start, record: Step) -> list[Effect]:
 TOY_CORE = Core(
     feed,
     lambda settings, pack: Toy(),
-    lambda state: msgspec.msgpack.encode(state),
-    lambda data, settings, pack: msgspec.msgpack.decode(data, type=Toy),
+    lambda state, runs: {"": msgspec.msgpack.encode(state)},
+    lambda parts, settings, pack: msgspec.msgpack.decode(parts[""], type=Toy),
 )
 
 
