@@ -22,7 +22,6 @@ from trainwarden.rules.fields import Path as FieldPath
 from trainwarden.rules.yamltext import Document, Problem, YamlError, load
 from trainwarden.webhook import WebhookError, decode_secret
 
-
 #: A name, an IPv4 address, or an IPv6 address with or without its brackets.
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[0-9A-Fa-f:.]+")
 
