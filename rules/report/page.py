@@ -29,6 +29,19 @@ MOST_CLOSEUPS_OF_INFO = 40
 MOST_CLOSEUPS = 200
 
 
+#: What the page asks of a row, a plan and an item; a result of another version may lack some.
+_ROW = (
+    *("severity", "verdict", "state", "action", "held_by", "cause", "scope", "alerts", "evidence", "timeline", "plan"),
+    *("summary", "cheapest_test", "suspect_samples", "suspect_epoch", "attempt", "start_id"),
+    *("onset_step", "opened_step", "confirmed_step", "closed_step"),
+)
+_PLAN = (
+    *("target", "skip_samples", "skip_mode", "exclude", "exclude_hosts"),
+    *("reset_optimizer", "lr_factor", "rewarmup_steps", "reasons"),
+)
+_ITEM = ("step", "state", "says", "kind", "signal")
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a list of pages says of one of them."""
@@ -52,6 +65,22 @@ def embedded(value: Any) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)  # the characters that could leave the element are gone
+
+
+def _complete(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report with None for whatever a row lacks."""
+    rows = []
+    for given in report.get("incidents") or []:
+        row = {**dict.fromkeys(_ROW), **given}
+        if isinstance(row["plan"], dict):
+            row["plan"] = {**dict.fromkeys(_PLAN), **row["plan"]}
+        row["cause"] = {"name": None, "confidence": None, "scores": {}, **(row["cause"] or {})}
+        for name in ("evidence", "timeline"):
+            row[name] = [{**dict.fromkeys(_ITEM), **item} for item in row[name] or []]
+        rows.append(row)
+    notices = [{**dict.fromkeys(_ITEM), **notice} for notice in report.get("notices") or []]
+    head = {"run": "", "source": "", "records": 0, "first_step": None, "last_step": None, "stride": 1}
+    return {**head, **report, "incidents": rows, "notices": notices}
 
 
 def _environment() -> Environment:
@@ -81,6 +110,7 @@ def run_page(report: dict[str, Any], recorded: Recorded, *, index: str | None = 
 
     ``report`` is the object that ``replay --output json`` prints for the run; ``index`` is where the list of pages lies.
     """
+    report = _complete(report)
     gallery = Gallery(report, recorded)
     drawn = {"info": 0, "all": 0}
     closeups = []

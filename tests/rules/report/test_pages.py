@@ -224,3 +224,9 @@ def test_a_gap_in_the_records_interrupts_the_line() -> None:
     page, _ = run_page(report(kept), kept)
     main = Elements(page).of("path", **{"class": "main"})
     assert (main[0]["d"] or "").count("M") == 2
+
+
+def test_a_row_that_holds_little_has_its_place_all_the_same() -> None:
+    kept = recorded(lines(falling(100)))
+    page, _ = run_page({"run": "toy", "incidents": [{"onset_step": 50, "plan": {}}, {}]}, kept)
+    assert 'id="incident-2"' in page
