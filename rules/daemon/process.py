@@ -15,6 +15,7 @@ from trainwarden.rules.config import Config, ConfigError, ReceiverConfig, check_
 from trainwarden.rules.core.effects import Query
 from trainwarden.rules.core.inputs import Observation, Tick
 from trainwarden.rules.daemon.delivery import Delivery
+from trainwarden.rules.daemon.following import Follow, Following
 from trainwarden.rules.daemon.inbox import Inbox
 from trainwarden.rules.daemon.live import CORE, Core, Live
 from trainwarden.rules.daemon.polling import Polling
@@ -54,7 +55,7 @@ class Daemon:
         OSError: the address to listen on is taken.
     """
 
-    def __init__(self, config: Config, pack: Any, *, core: Core = CORE) -> None:
+    def __init__(self, config: Config, pack: Any, *, core: Core = CORE, follow: Follow | None = None) -> None:
         self._config = config
         self._log = structlog.get_logger("daemon")
         notifiers = make_notifiers(config)
@@ -80,6 +81,9 @@ class Daemon:
                 core=core,
             )
             self._polling = Polling(config, self._positions, self._inbox.put, self._metrics)
+            self._following = Following(
+                follow or Follow(), self._positions, self._inbox.put, self._metrics, config.poll_interval
+            )
             self._schedule = Schedule(self._metrics)
             self._api = Api(self._store, self._metrics, self.unready, check_address(config.listen))
         except BaseException:
@@ -116,6 +120,7 @@ class Daemon:
         self._schedule.every(_PRUNE_SECONDS, "prune", self._prune)
         self._schedule.start()
         self._polling.round()
+        self._following.start()
         self._log.info("listening", address=self.address, mode=self._config.policy.mode, state=self._config.state)
 
     def stop(self) -> None:
@@ -125,6 +130,7 @@ class Daemon:
         self._inbox.close()
         self._core_thread.join()
         self._polling.stop()
+        self._following.stop()
         self._delivery.stop()
         self._api.stop()
         self._store.close()

@@ -26,7 +26,7 @@ from .rows import Notices, Row
 Placed: TypeAlias = tuple[Start, int, "Step | Event"]
 
 #: Rows that are looked at before the first record goes out: which columns there are, and how far apart the steps.
-LOOK_AHEAD = 64
+LOOK_AHEAD = 16
 #: Differences of steps of which the median is the stride.
 DIFFERENCES = 31
 #: The name space of ids that are made of a log's place and contents.
@@ -82,6 +82,7 @@ class Attempts:
         self._opened = False
         self._resumed_from: int | None = None
         self._before: int | None = None
+        self._alike: dict[str, int] = {}
         self._differences: deque[int] = deque(maxlen=DIFFERENCES)
         #: How many steps a record covers now.
         self.stride = 1
@@ -96,8 +97,13 @@ class Attempts:
             else:
                 yield from self._take(row)
 
-    def idle(self) -> Iterator[Placed]:
-        """Yield what waits for a next row; what that one adds to the same step is then lost."""
+    def idle(self, *, long: bool = False) -> Iterator[Placed]:
+        """Yield what waits for a next row; what that one adds to the same step is then lost.
+
+        After a ``long`` pause the rows that are looked at first no longer wait for more of them either.
+        """
+        if long and self._ahead:
+            yield from self._begin()
         if self._ahead is not None or self._back is not None:
             return
         if self._pending is not None:
@@ -179,9 +185,12 @@ class Attempts:
             return None
         if not signals:
             return None
-        evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
-        known = any(name in BY_NAME and name != "epoch" for name in signals)
-        return _Moment(int(step), time, signals, evaluation, self._columns.leads(signals), known)
+        evaluation = {}
+        if self._columns.evaluations:
+            evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
+        leads = self._columns.leads(signals)
+        known = leads or any(name in BY_NAME and name != "epoch" for name in signals)
+        return _Moment(int(step), time, signals, evaluation, leads, known)
 
     def _merge(self, pending: _Moment, moment: _Moment) -> None:
         if pending.signals.keys() & moment.signals.keys() - {"epoch"}:
@@ -203,12 +212,12 @@ class Attempts:
     def _begin_start(self, first: _Moment, *, resumed: bool) -> None:
         before = self._start
         attempt = 0 if before is None else before.attempt + 1
-        seed = repr(
-            (first.step, sorted((name, repr(value)) for name, value in first.signals.items()), attempt * resumed)
-        )
-        start_id = str(uuid.uuid5(SPACE, f"{self._run_uid} {seed}"))
-        self._before = None if before is None else before.attempt
+        # Made of the first row alone: who reads the log again, or only its newer part, gives the same start the same id.
+        seed = repr((first.step, sorted((name, repr(value)) for name, value in first.signals.items())))
+        self._alike[seed] = self._alike.get(seed, 0) + 1
+        start_id = str(uuid.uuid5(SPACE, f"{self._run_uid} {seed} {self._alike[seed]}"))
         self._start = Start(self._run_uid, self._run, self._attempt_of(start_id, attempt), start_id)
+        self._before = None if before is None else before.attempt
         self._seq = 0
         self._last = self._led = -1
         self._opened = False

@@ -169,7 +169,7 @@ class _Finding:
         if self._format != "auto":
             return self._format
         head = read_head(path, HEAD_BYTES)
-        if _is_journal(head.partition(b"\n")[0]):
+        if is_journal(head.partition(b"\n")[0]):
             return JOURNAL
         shown = name if name == "-" else str(path)
         if not head.strip():
@@ -242,7 +242,7 @@ def _by_number(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _is_journal(line: bytes) -> bool:
+def is_journal(line: bytes) -> bool:
     """Say whether a file that begins with this line is meant as a journal, also one without header or of another version."""
     try:
         found = msgspec.json.decode(line)
