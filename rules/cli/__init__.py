@@ -17,6 +17,7 @@ COMMANDS = (
     "replay",
     "check",
     "test",
+    "tune",
     "incidents",
     "receiver",
     "supervise",
