@@ -45,7 +45,9 @@ def replay(
     """
     import sys
     import tempfile
+    from functools import partial
 
+    from trainwarden.rules.cli.progress import reading
     from trainwarden.rules.config import ConfigError, load_config, load_policy
     from trainwarden.rules.core.settings import Settings
     from trainwarden.rules.replay.columns import MapError, parse_maps
@@ -81,18 +83,23 @@ def replay(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
             )
             pages = Pages(to, len(recordings)) if output is Output.html else None
-            for recording in recordings:
-                columns = Recorded()
-                try:
-                    lines = merged(recording) if pages is None else columns.watch(merged(recording))
-                    reports.append(report(recording, Replay(settings, pack).run(lines)))
-                except ReplayError as error:
-                    problems.append(Problem(recording.source, str(error)))
-                    continue
-                if pages is not None:
-                    pages.add(reports[-1], columns)
-    except (ConfigError, RuleFileError, PagesError) as error:
+            with reading(path for recording in recordings for path in recording.paths()) as told:
+                for recording in recordings:
+                    columns = Recorded()
+                    lines = merged(recording, partial(told, what=recording.run))
+                    try:
+                        if pages is not None:
+                            lines = columns.watch(lines)
+                        reports.append(report(recording, Replay(settings, pack).run(lines)))
+                    except ReplayError as error:
+                        problems.append(Problem(recording.source, str(error)))
+                        continue
+                    if pages is not None:
+                        pages.add(reports[-1], columns)
+    except (ConfigError, RuleFileError) as error:
         fail(str(error))
+    except PagesError as error:
+        fail(str(error), 2 if error.usage else 1)
     if pages is not None:
         write_pages(pages)
     elif output is Output.json:

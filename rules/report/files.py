@@ -11,7 +11,11 @@ from .recorded import Recorded
 
 
 class PagesError(ValueError):
-    """Pages cannot be written where they were asked for. The message says what to do."""
+    """Pages cannot be written where they were asked for. ``usage``: they were asked for in a way that cannot be."""
+
+    def __init__(self, says: str, *, usage: bool = False) -> None:
+        super().__init__(says)
+        self.usage = usage
 
 
 class Pages:
@@ -33,10 +37,12 @@ class Pages:
         self._names: set[str] = {"index.html"}
         self._folder: Path | None = to if to is not None and (runs > 1 or to.is_dir()) else None
         if runs > 1 and to is None:
-            raise PagesError(f"{runs} runs are {runs} pages: give a folder for them with -o")
+            raise PagesError(f"{runs} runs are {runs} pages: give a folder for them with -o", usage=True)
         if self._folder is not None:
             if self._folder.is_file() or (runs > 1 and self._folder.suffix == ".html"):
-                raise PagesError(f"{to}: {runs} runs are {runs} pages: give a folder for them with -o, not a file")
+                raise PagesError(
+                    f"{to}: {runs} runs are {runs} pages: give a folder for them with -o, not a file", usage=True
+                )
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:

@@ -26,8 +26,9 @@ def plain(text: object) -> str:
 
 
 def to_text(reports: list[dict[str, Any]], console: Console) -> None:
-    """Print the reports of a replay. Several runs begin with a table of all, and only those with a finding follow."""
+    """Print the reports of a replay. Several runs begin with a table of all, the gravest first; those with a finding follow."""
     if len(reports) > 1:
+        reports = sorted(reports, key=lambda one: tuple(-number for number in words.counts(one).values()))
         _overview(reports, console)
         reports = [one for one in reports if words.counts(one)["critical"] or words.counts(one)["warning"]]
     for place, one in enumerate(reports):
@@ -47,10 +48,12 @@ def _overview(reports: list[dict[str, Any]], console: Console) -> None:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name, justify in (("run", "left"), ("records", "right"), ("critical", "right"), ("warning", "right")):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    table.add_column("info", justify="right")
+    for name in ("info", "notices"):
+        table.add_column(name, justify="right")
     for one in reports:
         found = words.counts(one)
         numbers = [_text(str(found[name]) if found[name] else "·", _COLOURS[name]) for name in words.SEVERITIES]
+        numbers.append(_text(len(one.get("notices") or []) or "·", "dim"))
         table.add_row(_text(one.get("run")), whole(one.get("records") or 0), *numbers)
     console.print(table)
     console.print()
