@@ -122,6 +122,10 @@ class Gallery:
                 [*lines, Line("baseline", level, "usual")], first, last, says=f"Loss {said}", marks=marks, values=True
             )
             panels.append(_panel("loss", picture))
+        odd = self._odd_ranks(row, own)
+        if odd:
+            picture = draw(odd, first, last, says=f"Loss by rank {said}", height=110, marks=marks, values=True)
+            panels.append(_panel("rank_loss", picture))
         for key in self._moved(own, onset, first, last):
             picture = draw(
                 _around(key, own, others, first, last),
@@ -257,6 +261,21 @@ class Gallery:
             says = f"Attempt {kept.start.attempt} goes on from step {first}"
             marks.append(Mark(first, "event", says, None, f"attempt {kept.start.attempt}"))
         return marks
+
+    def _odd_ranks(self, row: dict[str, Any], own: StartColumns) -> list[Line]:
+        """Return the loss of the ranks that the incident names over that of one that it does not name."""
+        named = set((row.get("scope") or {}).get("ranks") or [])
+        ranks = [kept for kept in self.recorded.ranks_of(own.start.start_id) if ("rank_loss",) in kept.tracks]
+        odd = [kept for kept in ranks if kept.rank in named][: MOST_LINES - 1]
+        others = [kept for kept in ranks if kept.rank not in named][:1]
+        looks = ["main", *(f"other{number}" for number in range(1, MOST_LINES))]
+        return [
+            *(Line(f"rank {kept.rank}", kept.column(("rank_loss",)), "past") for kept in others if odd),
+            *(
+                Line(f"rank {kept.rank}", kept.column(("rank_loss",)), look)
+                for kept, look in zip(odd, looks, strict=False)
+            ),
+        ]
 
     def _moved(self, own: StartColumns, onset: int, first: int, last: int) -> list[Key]:
         """Return up to three signals that left their values at the onset, the farthest first; the gradient norm always."""

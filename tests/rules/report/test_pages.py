@@ -217,6 +217,8 @@ def test_values_of_each_rank_are_lines_of_one_picture() -> None:
                 pass
     page, _ = run_page(report(kept), kept)
     assert [f"rank {rank}" in page for rank in range(4)] == [True, True, True, False]
+    page, _ = run_page(report(kept, [incident(30, scope={"ranks": [2]})]), kept)
+    assert "Loss by rank around step 30, incident 1" in page
 
 
 def test_a_gap_in_the_records_interrupts_the_line() -> None:
