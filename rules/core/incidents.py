@@ -25,6 +25,8 @@ PERSISTS = 20
 LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
+#: Verdicts of rules that speak of the run and not of a moment.
+STANDING = ("periodic_spikes", "recurring_spikes", "drift", "mismatch")
 #: Closed incidents that a run remembers.
 REMEMBERED = 20
 #: Records after its opening at which an incident is judged one by one; later, every eighth.
@@ -84,9 +86,13 @@ def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) ->
     """Say whether a graver alert is another event than a piece of information before it.
 
     It is if the information was over when it began, or had lasted for long: a rule that always fires must not swallow it.
+    The same holds for what a run has for ever, a period or a drift.
     """
-    if incident.severity != "info" or rank(severity) == 0:
+    if rank(severity) <= rank(incident.severity):
         return False
+    if incident.severity != "info":
+        firing = [seen.verdict for seen in incident.rules.values() if seen.firing]
+        return bool(firing) and all(verdict in STANDING for verdict in firing) and since > incident.opened_step
     return since > incident.last_active_step + INFO_HEALS or since - incident.opened_step > heal_steps
 
 
