@@ -45,7 +45,6 @@ def replay(
     """
     import sys
     import tempfile
-    from functools import partial
 
     from trainwarden.rules.cli.progress import reading
     from trainwarden.rules.config import ConfigError, load_config, load_policy
@@ -86,7 +85,7 @@ def replay(
             with reading(path for recording in recordings for path in recording.paths()) as told:
                 for recording in recordings:
                     columns = Recorded()
-                    lines = merged(recording, partial(told, what=recording.run))
+                    lines = merged(recording, told(recording.run))
                     try:
                         if pages is not None:
                             lines = columns.watch(lines)
@@ -101,7 +100,8 @@ def replay(
     except PagesError as error:
         fail(str(error), 2 if error.usage else 1)
     if pages is not None:
-        write_pages(pages)
+        if reports:
+            write_pages(pages)
     elif output is Output.json:
         write(to_json(reports), to)
     else:

@@ -1,0 +1,66 @@
+"""``trainwarden replay`` on foreign logs: formats, maps, standard input, files that are none, and the bar of long work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainwarden.rules.cli import progress
+
+COMMAND = [sys.executable, "-m", "trainwarden.rules", "replay"]
+CSV = "iteration,ce,lr\n" + "".join(f"{n},{'nan' if n > 280 else 2 + n % 7 / 100},0.1\n" for n in range(1, 301))
+
+
+def run(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *arguments], input=data, capture_output=True, check=False, timeout=120)
+
+
+def test_one_object_a_file_and_a_file_that_is_none_does_not_keep_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV)
+    (tmp_path / "b.txt").write_text("not a log\n")
+    (tmp_path / "c.csv").write_text(CSV.replace("nan", ""))
+    done = run(*(str(tmp_path / name) for name in ("a.csv", "b.txt", "c.csv")), "--map", "loss=ce", "--output", "json")
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"{tmp_path / 'b.txt'}: is no log that is known")
+    assert done.stderr.count(b"\n") == 1
+    broken, healthy = json.loads(done.stdout)
+    assert (broken["source"], broken["run"]) == (str(tmp_path / "a.csv"), "a")
+    assert (broken["records"], broken["first_step"], broken["last_step"], broken["stride"]) == (300, 1, 300, 1)
+    assert broken["signals"] == ["loss", "lr"]
+    assert [(row["verdict"], row["onset_step"]) for row in broken["incidents"]] == [("nonfinite", 281)]
+    assert healthy["incidents"] == []
+    assert [(row["kind"], row["signal"]) for row in healthy["notices"]] == [("blank", "ce")]
+
+
+def test_standard_input_packed_or_not(tmp_path: Path) -> None:
+    for data in (CSV.encode(), gzip.compress(CSV.encode())):
+        done = run("-", "--map", "loss=ce", "--output", "json", data=data)
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)
+        assert (found["source"], found["run"], found["records"]) == ("-", "stdin", 300)
+
+
+@pytest.mark.parametrize(("option", "says"), [("--format=what", "it is one of auto"), ("--map=loss", "SIGNAL=COLUMN")])
+def test_options_that_cannot_be_meant_are_a_wrong_usage(option: str, says: str) -> None:
+    done = run("x.csv", option)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.decode().replace("│", " ").split())
+
+
+def test_a_bar_shows_long_work_to_who_watches_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(bytes(1000))
+    for watched, small in ((False, 0), (True, 2000), (True, 0)):
+        monkeypatch.setattr(progress, "SMALL", small)
+        with progress.reading([path, tmp_path / "none"], watched) as told:
+            told("my-run")(500)
+        seen = capsys.readouterr()
+        assert seen.out == ""
+        assert ("my-run" in seen.err) == (watched and small == 0)
