@@ -102,9 +102,11 @@ def test_killed_again_and_again_at_random_moments(
             exporter.step(1.0)
         exporter.step(200.0)
         total += 31
-        for _ in range(2):
+        for last in (False, True):
             process = start()
-            process.address()
+            address = process.address()
+            if last:  # a start that nobody met before the next one began is never heard of
+                wait_until(lambda p=process, a=address, n=attempt: f"s{n}/0" in p.toy(a)["steps"], 20)  # type: ignore[misc]
             time.sleep(moments.uniform(0.0, 0.5))
             process.end()
         if attempt < 3:
