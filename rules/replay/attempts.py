@@ -29,6 +29,8 @@ Placed: TypeAlias = tuple[Start, int, "Step | Event"]
 LOOK_AHEAD = 16
 #: Differences of steps of which the median is the stride.
 DIFFERENCES = 31
+#: So many differences in a row that are alike are a new logging interval at once.
+ALIKE = 3
 #: The name space of ids that are made of a log's place and contents.
 SPACE = uuid.UUID("6f1d3c52-6a0e-4f0a-9a55-4a5b8f6a2f10")
 
@@ -83,6 +85,7 @@ class Attempts:
         self._resumed_from: int | None = None
         self._before: int | None = None
         self._alike: dict[str, int] = {}
+        self._gaps: list[tuple[int, int, int, int]] = []
         self._differences: deque[int] = deque(maxlen=DIFFERENCES)
         #: How many steps a record covers now.
         self.stride = 1
@@ -119,6 +122,7 @@ class Attempts:
             self._again(self._back)
             yield from self._emit(self._back)
         self._pending = self._back = None
+        self._say_gaps()
         self._columns.report()
 
     def _begin(self) -> Iterator[Placed]:
@@ -218,6 +222,7 @@ class Attempts:
         start_id = str(uuid.uuid5(SPACE, f"{self._run_uid} {seed} {self._alike[seed]}"))
         self._start = Start(self._run_uid, self._run, self._attempt_of(start_id, attempt), start_id)
         self._before = None if before is None else before.attempt
+        self._say_gaps()
         self._seq = 0
         self._last = self._led = -1
         self._opened = False
@@ -273,19 +278,31 @@ class Attempts:
         """Take the steps since the last record that leads, and since the last one of any kind, into account."""
         self._differences.append(difference)
         if difference == self.stride:
+            self._say_gaps()
             return
-        if len(self._differences) == DIFFERENCES:
-            stride = statistics.median_low(self._differences)
-            if stride != self.stride:
-                says = f"From about step {step} on a record covers {stride} steps instead of {self.stride}."
-                self._notices.add("stride", says, step=step)
-                self.stride = stride
-                return
         if since_any > 1.5 * self.stride:
-            missing = since_any - self.stride
+            self._gaps.append((difference, since_any - self.stride, self._last, step))
+        latest = list(self._differences)[-ALIKE:]
+        stride = self.stride
+        if len(latest) == ALIKE and len(set(latest)) == 1:
+            stride = difference
+        elif len(self._differences) == DIFFERENCES:
+            stride = statistics.median_low(self._differences)
+        if stride != self.stride:
+            says = f"From about step {step} on a record covers {stride} steps instead of {self.stride}."
+            self._notices.add("stride", says, step=step)
+            self.stride = stride
+            self._gaps = [gap for gap in self._gaps if gap[0] != stride]
+            self._say_gaps()
+        elif len(self._gaps) > ALIKE:
+            self._say_gaps()
+
+    def _say_gaps(self) -> None:
+        """Say which steps are missing, now that it is known that the logging interval did not just change."""
+        for _, missing, last, step in self._gaps:
             count = "One step is" if missing == 1 else f"{missing:,} steps are"
-            says = f"{count} missing between steps {self._last} and {step}."
-            self._notices.add("gap", says, step=step)
+            self._notices.add("gap", f"{count} missing between steps {last} and {step}.", step=step)
+        self._gaps.clear()
 
     def _time_of(self, moment: _Moment, steps: int) -> float:
         if self._clock is not None and moment.time is None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from trainwarden.record import Event, Step
+from trainwarden.rules.annotations import annotated
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import feed, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Start, Steps, Tick
@@ -53,6 +54,7 @@ class Replay:
     """One core and the lines that are fed to it."""
 
     def __init__(self, settings: Any, pack: Any) -> None:
+        self._pack = pack
         self._state = new_state(msgspec.structs.replace(settings, mode="act", receiver=True), pack)
         self._pending: dict[tuple[str, int], tuple[Start, int, list[Step]]] = {}
         self._seen: dict[tuple[str, int], tuple[Start, int, int]] = {}
@@ -125,7 +127,7 @@ class Replay:
 
     def _feed(self, value: Input) -> None:
         for effect in feed(self._state, value):
-            self._apply(effect)
+            self._apply(annotated(effect, self._pack))
 
     def _apply(self, effect: Effect) -> None:
         if isinstance(effect, Save):
