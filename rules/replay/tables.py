@@ -151,7 +151,9 @@ def looks_like_table(head: list[bytes]) -> list[str] | None:
     names = cells_of(first, separator)
     if any(_is_number(cell) for cell in names) or b"\0" in first:
         return None
-    rows = [cells_of(line, separator) for line in lines[1:-1] or lines[1:]]
+    rows = [cells_of(line, separator) for line in lines[1:] if line.endswith(b"\n")] or [
+        cells_of(line, separator) for line in lines[1:] if len(cells_of(line, separator)) == len(names)
+    ]
     fitting = sum(len(row) == len(names) and any(_is_number(cell) for cell in row) for row in rows)
     return names_of(first) if fitting >= len(rows) / 2 else None
 
