@@ -1,7 +1,8 @@
 """Annotations: the texts of a rule for people, templates that are filled in where they are shown.
 
 Sandboxed Jinja2 with the variables ``value`` (a float; NaN where the rule compared no number), ``since`` and ``step`` (steps)
-and ``labels``. An unknown variable is an error and never an empty text. The core hands templates on as they are.
+and ``labels``. An unknown variable is an error and never an empty text. The core knows what a rule compared and never what it says:
+texts are made where its effects leave it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
+import msgspec
+
+from trainwarden.rules.core.effects import Deliver, Effect, Save
+from trainwarden.rules.core.language import Pack
 from trainwarden.rules.core.language.errors import did_you_mean
 
 #: The names that a template may use.
@@ -30,12 +35,47 @@ class Fault:
     says: str
 
 
+def annotated(effect: Effect, pack: Any) -> Effect:
+    """Return an effect whose incident, if it holds one, has the annotations of its rules filled in.
+
+    Both drivers do this where effects leave the core. A template that cannot be filled in says so in its text: no incident is lost by it.
+    """
+    if not isinstance(pack, Pack):
+        return effect
+    if isinstance(effect, Save) and effect.kind == "incident":
+        return msgspec.structs.replace(effect, row=_with_texts(effect.row, pack))
+    if isinstance(effect, Deliver) and isinstance(effect.body.get("incident"), dict):
+        body = {**effect.body, "incident": _with_texts(effect.body["incident"], pack)}
+        return msgspec.structs.replace(effect, body=body)
+    return effect
+
+
+def _with_texts(row: dict[str, Any], pack: Pack) -> dict[str, Any]:
+    rules = []
+    for seen in row.get("rules", []):
+        rule = pack.rules.get(seen["alert"])
+        texts = {}
+        for name, template in rule.annotations.items() if rule is not None else ():
+            value = math.nan if seen["value"] is None else float(seen["value"])
+            try:
+                texts[name] = _fill(template, value, seen["since"], seen["step"], rule.labels if rule else {})
+            except AnnotationError as error:
+                texts[name] = f"({name} cannot be filled in: {error})"
+        rules.append({**seen, "annotations": texts})
+    return {**row, "rules": rules}
+
+
 @cache
 def _environment() -> Any:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, cache_size=1000)
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+@lru_cache(maxsize=1000)
+def _template(text: str) -> Any:
+    return _environment().from_string(text)
 
 
 def check(template: str, labels: Mapping[str, str]) -> Fault | None:
@@ -78,9 +118,7 @@ def _fill(template: str, value: float | None, since: int, step: int, labels: Map
 
     number = math.nan if value is None else value
     try:
-        text: str = (
-            _environment().from_string(template).render(value=number, since=since, step=step, labels=dict(labels))
-        )
+        text: str = _template(template).render(value=number, since=since, step=step, labels=dict(labels))
     except TemplateError as error:
         raise AnnotationError(error.message or str(error)) from None
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:

@@ -53,7 +53,7 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> N
         incident = _open(turn, run, alive, record, change)
     known = incident.rules.get(change.rule)
     if known is None:
-        incident.rules[change.rule] = RuleSeen(change.since, record.step, severity, offered)
+        incident.rules[change.rule] = RuleSeen(change.since, record.step, severity, offered, value=change.value)
         if not fresh:
             turn.note(incident, record.time, record.step, f"{change.rule} joins (since step {change.since}).")
     else:

@@ -38,6 +38,10 @@ def row(incident: Incident) -> dict[str, Any]:
         "cause": {"name": incident.cause, "confidence": incident.confidence, "scores": dict(incident.scores)},
         "scope": {"ranks": sorted(incident.odd_ranks), "groups": [], "modules": [], "hosts": []},
         "alerts": list(incident.rules),
+        "rules": [
+            {"alert": name, "since": seen.since, "step": seen.fired_step, "value": _short(seen.value)}
+            for name, seen in incident.rules.items()
+        ],
         "suspect_samples": [[first, end] for first, end in incident.suspect_samples],
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
@@ -51,6 +55,11 @@ def row(incident: Incident) -> dict[str, Any]:
     }
     found: dict[str, Any] = encode_numbers(data)
     return found
+
+
+def _short(value: float | None) -> float | None:
+    """Return a number for people: what differs beyond the sixth digit says nothing."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def evidence(incident: Incident) -> list[dict[str, Any]]:

@@ -32,6 +32,10 @@ class Change(Protocol):
         """First step at which the expression held."""
 
     @property
+    def value(self) -> float | None:
+        """What the expression compared, where there is such a number; possibly not finite."""
+
+    @property
     def labels(self) -> dict[str, str]:
         """Labels, among them severity and verdict."""
 

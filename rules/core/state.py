@@ -74,7 +74,7 @@ class Executed(Struct, frozen=True):
 
 
 class RuleSeen(Struct):
-    """One rule within an incident: the first step its expression held, when it fired, what it says."""
+    """One rule within an incident: the first step its expression held, when it fired, what it says and what it compared."""
 
     since: int
     fired_step: int
@@ -82,6 +82,7 @@ class RuleSeen(Struct):
     verdict: str = ""
     firing: bool = True
     over: bool = False
+    value: float | None = None
 
 
 class Entry(Struct, frozen=True):

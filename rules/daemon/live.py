@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from trainwarden.rules.annotations import annotated
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import dump, feed, load, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Steps, Tick
@@ -181,7 +182,8 @@ class Live:
             self._moved.setdefault(read.start.run_uid, {})[key] = self._cursors[key]
 
     def _feed(self, value: Input) -> None:
-        for effect in self._core.feed(self._state, value):
+        for plain in self._core.feed(self._state, value):
+            effect = annotated(plain, self._pack)
             if isinstance(effect, Save):
                 self._commit.rows[effect.kind, effect.key] = SavedRow(effect.kind, effect.key, effect.row)
                 self._urgent.add(effect.row.get("run_uid", ""))

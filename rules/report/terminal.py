@@ -94,6 +94,10 @@ def _incident(row: dict[str, Any], console: Console, *, attempts: bool, timeline
     _say(console, f"{where}; {row.get('id', '')}", 4, "dim")
     _say(console, row.get("summary") or words.sentence(row), 4)
     _say(console, words.decision(row), 4)
+    for rule in row.get("rules") or []:
+        says = (rule.get("annotations") or {}).get("summary")
+        if says:
+            _say(console, f"{rule.get('alert')}: {says}", 6, "dim")
     todo = words.todo(row)
     if todo:
         _say(console, f"→ {todo}", 4, "bold")
