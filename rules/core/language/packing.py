@@ -29,6 +29,9 @@ def unpack_floats(text: Any) -> Floats:
 def pack_ints(values: Ints) -> list[list[int]]:
     """Return whole numbers as runs ``[first, difference, count]``; steps of a log are one run as a rule."""
     runs: list[list[int]] = []
+    gaps = np.diff(values)
+    if len(gaps) and (gaps == gaps[0]).all():  # one run, as a rule
+        return [[int(values[0]), int(gaps[0]), len(values)]]
     plain = values.tolist()
     start = 0
     while start < len(plain):

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from trainwarden.rules.core.block import Floats, Ints
@@ -58,8 +57,8 @@ class History(Operator):
         self._values: Floats = np.zeros(0)
         self._steps: Ints = np.zeros(0, dtype=np.int64)
         self._strides: Ints = np.zeros(0, dtype=np.int64)
-        self._covered_steps: Ints = np.zeros(0, dtype=np.int64)
-        self._covered_strides: Ints = np.zeros(0, dtype=np.int64)
+        self._covered_steps: Ints = self._steps
+        self._covered_strides: Ints = self._strides
         self._last_step: int | None = None
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Past:
@@ -69,15 +68,20 @@ class History(Operator):
         counts = source.known & np.isfinite(values)
         taken = counts & source.fresh
         stride = frame.block.stride
-        if taken.all():
+        everything = bool(taken.all())
+        if everything:
             new_values, new_steps, new_strides = values, frame.step, stride
         else:
             new_values, new_steps, new_strides = values[taken], frame.step[taken], stride[taken]
         all_values = np.concatenate((self._values, new_values))
         steps = np.concatenate((self._steps, new_steps))
         strides = np.concatenate((self._strides, new_strides))
-        covered_steps = np.concatenate((self._covered_steps, frame.step[counts]))
-        covered_strides = np.concatenate((self._covered_strides, stride[counts]))
+        # What is measured at every record covers the steps that it has values of: the arrays are the same ones.
+        alike = everything and self._covered_steps is self._steps
+        covered_steps, covered_strides = steps, strides
+        if not alike:
+            covered_steps = np.concatenate((self._covered_steps, frame.step[counts]))
+            covered_strides = np.concatenate((self._covered_strides, stride[counts]))
         covered = np.zeros(len(covered_steps) + 1, dtype=np.int64)
         np.cumsum(covered_strides, out=covered[1:])
         past = Past(all_values, steps, strides, covered_steps, covered, self._last_step, source.fresh)
@@ -86,8 +90,10 @@ class History(Operator):
         oldest = frame.steps[-1] - self._span
         first = int(np.searchsorted(steps, oldest, side="right"))
         self._values, self._steps, self._strides = all_values[first:], steps[first:], strides[first:]
-        first = int(np.searchsorted(covered_steps, oldest, side="right"))
-        self._covered_steps, self._covered_strides = covered_steps[first:], covered_strides[first:]
+        self._covered_steps, self._covered_strides = self._steps, self._strides
+        if not alike:
+            first = int(np.searchsorted(covered_steps, oldest, side="right"))
+            self._covered_steps, self._covered_strides = covered_steps[first:], covered_strides[first:]
         self._last_step = frame.steps[-1]
         return past
 
@@ -109,6 +115,8 @@ class History(Operator):
         self._steps, self._strides = unpack_ints(state["steps"]), unpack_ints(state["strides"])
         self._covered_steps = unpack_ints(state["covered_steps"])
         self._covered_strides = unpack_ints(state["covered_strides"])
+        if np.array_equal(self._steps, self._covered_steps) and np.array_equal(self._strides, self._covered_strides):
+            self._covered_steps, self._covered_strides = self._steps, self._strides
 
 
 class Window(Operator):
@@ -131,9 +139,12 @@ class Window(Operator):
         start = end - self._steps
         high = np.searchsorted(past.steps, end, side="right")
         low = np.searchsorted(past.steps, start, side="right")
-        covered_high = past.covered[np.searchsorted(past.covered_steps, end, side="right")]
-        covered_low = past.covered[np.searchsorted(past.covered_steps, start, side="right")]
-        full = FULL * (covered_high - covered_low) >= self._steps
+        if past.covered_steps is past.steps:
+            full = FULL * (past.covered[high] - past.covered[low]) >= self._steps
+        else:
+            covered_high = past.covered[np.searchsorted(past.covered_steps, end, side="right")]
+            covered_low = past.covered[np.searchsorted(past.covered_steps, start, side="right")]
+            full = FULL * (covered_high - covered_low) >= self._steps
         before = (0, 0)
         if past.last_step is not None:
             last = past.last_step - self._offset
@@ -157,6 +168,11 @@ def over_windows(
     source is. ``slide(first, count, size)`` may reckon ``count`` windows at once, the first ``[first, first + size)`` and
     each one further than the one before; it gives the numbers that ``reckon`` gives.
     """
+    first, size = int(view.low[0]), int(view.high[0] - view.low[0])
+    if slide is not None and frame.rows >= MANY and size >= least and view.full.all():
+        rows = np.arange(first, first + frame.rows)
+        if (view.low == rows).all() and (view.high == rows + size).all():  # the usual case, without detours
+            return Series(slide(first, frame.rows, size), view.full, view.fresh)
     values = np.full(frame.rows, np.nan)
     sizes = view.high - view.low
     known = view.full & (sizes >= least)
@@ -190,7 +206,8 @@ def side_by_side(values: NDArray[Any], first: int, count: int, size: int) -> Ite
 
     A matrix is small enough that what is reckoned from it stays near the processor.
     """
-    windows = sliding_window_view(values[first : first + count + size - 1], size)
+    step = values.itemsize
+    windows = np.ndarray((count, size), values.dtype, values, first * step, (step, step))
     rows = max(1, MATRIX // size)
     for start in range(0, count, rows):
         part = slice(start, min(start + rows, count))
