@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from trainwarden.record import Value
 from trainwarden.rules.core.language.operators import FUNCTIONS
 from trainwarden.signals import BY_NAME, GROUPS
@@ -139,6 +141,7 @@ MOST_OWN = 256
 OLDEST, NEWEST = 946_684_800.0, 4_102_444_800.0
 
 _LONGEST = 120
+_MOST_WAYS = 512
 
 
 def normal(name: str) -> str:
@@ -171,6 +174,15 @@ def parse_maps(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+class _Way(msgspec.Struct):
+    """How a row with certain names is mapped."""
+
+    step: str | None
+    time: str | None
+    plain: list[tuple[str, str]]
+    grouped: list[tuple[str, str, str]]
+
+
 class Columns:
     """Decides once for each name in a log what it is, and maps rows by that."""
 
@@ -181,6 +193,7 @@ class Columns:
         self._taken: set[str] = set()
         self._leading: frozenset[str] | None = None
         self._own = 0
+        self._ways: dict[tuple[str, ...], _Way] = {}
         #: Raw names of evaluation results.
         self.evaluations: set[str] = set()
 
@@ -239,31 +252,31 @@ class Columns:
 
     def map(self, values: Mapping[str, float]) -> tuple[float | None, float | None, dict[str, Value]]:
         """Return step, Unix time and signals of one row."""
-        step: float | None = None
-        time: float | None = None
-        signals: dict[str, Value] = {}
-        for name, value in values.items():
-            signal = self._target.get(name)
-            if signal is None:
-                self.decide([name], values)
-                signal = self._target[name]
-            if signal == STEP:
-                step = value
-            elif signal == TIME:
-                time = _seconds(value)
-            elif "." in signal:
-                signal, _, label = signal.partition(".")
-                groups = signals.setdefault(signal, {})
-                if not isinstance(groups, dict):
-                    groups = signals[signal] = {"all": groups}
-                groups[label] = value
-            elif signal:
-                there = signals.get(signal)
-                if isinstance(there, dict):
-                    there["all"] = value
-                else:
-                    signals[signal] = value
-        return step, time, signals
+        names = tuple(values)
+        way = self._ways.get(names) or self._way(names, values)
+        signals: dict[str, Value] = {signal: values[name] for name, signal in way.plain}
+        for name, signal, label in way.grouped:
+            groups = signals.setdefault(signal, {})
+            assert isinstance(groups, dict)
+            groups[label] = values[name]
+        step = None if way.step is None else values[way.step]
+        return step, None if way.time is None else _seconds(values[way.time]), signals
+
+    def _way(self, names: tuple[str, ...], example: Mapping[str, float]) -> _Way:
+        """Find out how rows with these names are mapped; the same ones come again and again."""
+        self.decide(names, example)
+        parts = [(name, *self._target[name].partition(".")[::2]) for name in names if self._target[name]]
+        of_groups = {signal for _, signal, label in parts if label}
+        way = _Way(
+            step=next((name for name, signal, _ in parts if signal == STEP), None),
+            time=next((name for name, signal, _ in parts if signal == TIME), None),
+            plain=[(name, signal) for name, signal, _ in parts if signal not in of_groups | {STEP, TIME}],
+            grouped=[(name, signal, label or "all") for name, signal, label in parts if signal in of_groups],
+        )
+        if len(self._ways) >= _MOST_WAYS:
+            self._ways.clear()
+        self._ways[names] = way
+        return way
 
     def report(self) -> None:
         """Say which names of ``--map`` never came."""
