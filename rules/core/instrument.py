@@ -17,12 +17,16 @@ VARYING = ("loss", "grad_norm", "update_ratio")
 
 
 class Watch(Struct):
-    """What is remembered of one signal: its last value, for how many measurements it held, whether it ever varied."""
+    """What is remembered of one signal: its last value, for how many measurements it held, whether it ever varied.
+
+    ``broken``: something was not finite, and no believable value came since.
+    """
 
     last: float = math.nan
     held: int = 0
     varied: bool = False
     said: bool = False
+    broken: bool = False
 
 
 class Fault(Struct, frozen=True):

@@ -26,6 +26,8 @@ from .incidents import (
     resolved,
 )
 from .instrument import VARYING, look, look_at_all
+from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
+from .instrument_screen import screen
 from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
@@ -46,6 +48,10 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     records = [one.record for one in released]
     block = from_steps(records, [one.by_rank for one in released] if several else None)
     rules: Rules = alive.rules
+    block, faults = screen(alive.watches, block, turn.settings.dead_records)
+    for row, fault in faults:
+        turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
+    seen = len(alive.trace)
     changes = list(rules.engine.feed(block))
     place = row = 0
     while row < len(released):
@@ -61,6 +67,7 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
             place += 1
         _one(turn, run, alive, one, mine)
         row += 1
+    _look_at_scale(turn, alive, seen)
 
 
 def _watched(run: Run, alive: Alive) -> bool:
@@ -177,3 +184,22 @@ def _look_at_instruments(turn: Turn, alive: Alive, record: Step, names: Sequence
         fault = look(alive.watches, name, record.value(name), turn.settings.dead_records)
         if fault is not None:
             turn.notice(alive.start, fault.kind, record.step, fault.says, fault.signal)
+
+
+def _look_at_scale(turn: Turn, alive: Alive, seen: int) -> None:
+    """Say once that the loss is coarse, and that a start logs a multiple of what the start before it did."""
+    trace = alive.trace
+    if seen < ENOUGH <= len(trace):
+        step_of_loss = coarse(trace.column("loss")[:ENOUGH])
+        if step_of_loss > 0:
+            says = f"The loss moves in steps of {step_of_loss:.4g}: it is rounded before it is logged."
+            turn.notice(alive.start, "quantised_loss", int(trace.steps[ENOUGH - 1]), says, "loss")
+    before = alive.inherited
+    if before is None or not seen < COMPARED <= len(trace):
+        return
+    for name in ("loss", "grad_norm"):
+        older = before.column(name)[: before.row(int(trace.steps[0]))]
+        factor = rescaled(older, trace.column(name)[:COMPARED])
+        if factor is not None:
+            says = f"{name} is {factor:.4g} times what it was before the restart, and as noisy: it is logged in another unit."
+            turn.notice(alive.start, "logging_scale_change", int(trace.steps[0]), says, name)
