@@ -1,7 +1,8 @@
 """One exporter, pulled by cursor over HTTP.
 
 A poll asks which start is running, finishes reading the start before it (the new exporter serves that one's journal),
-then reads the running one page by page up to the newest line, and says what it saw besides lines. Every line goes on
+then reads the running one page by page up to the newest line, and says what it saw besides lines. While every answer says
+that its start is the running one, nobody asks again which it is. Every line goes on
 once and in order; a line that is missing or cannot be read is counted and passed over, never invented.
 """
 
@@ -61,6 +62,7 @@ class ExporterSource:
         self._session = new_session()
         self._token: str | None = None
         self._seen: tuple[Start, int, int] | None = None  # start, rank and the newest seq of the last good poll
+        self._running = False  # whether the last page said that its start is the running one
         self._drains = 0
         self._said: set[str] = set()
         self._last_outcome: tuple[Outcome, str] | None = None
@@ -133,6 +135,19 @@ class ExporterSource:
         return _start_of(reply.body)
 
     def _poll(self, leaving: bool) -> Outcome:
+        if self._running and not leaving and self._seen is not None:
+            start, rank, _ = self._seen
+            before = self._positions.current(start.run_uid, rank)
+            if before is not None and before.start_id == start.start_id:
+                if not self._claim(start, rank):
+                    return "taken"
+                self._running = False
+                try:
+                    last = self._read(start, rank)
+                except _Broken:
+                    last = None  # the longer way finds out why
+                if last is not None and self._running:
+                    return self._seen_up_to(start, rank, last)
         found = self.running()
         if isinstance(found, str):
             return found
@@ -152,6 +167,9 @@ class ExporterSource:
         last = self._read(start, rank)
         if last is None:
             return "behind"  # restarted between two requests: the next poll meets the new start
+        return self._seen_up_to(start, rank, last)
+
+    def _seen_up_to(self, start: Start, rank: int, last: int) -> Outcome:
         caught_up = self._positions.seq(start.start_id, rank) >= last
         self._seen = (start, rank, last)
         self._note(start, rank, last, caught_up=caught_up, authenticated=self._token is not None, reachable=True)
@@ -208,6 +226,7 @@ class ExporterSource:
         served = reply.headers.get("trainwarden-start", start.start_id)
         if served != start.start_id:
             raise _Broken(f"/api/v1/steps serves start {served[:64]!r} when asked for {start.start_id}")
+        self._running = reply.headers.get("trainwarden-current-start") == start.start_id
         return reply
 
     def _decode(self, start: Start, rank: int, body: bytes, after: int, last: int) -> Page:

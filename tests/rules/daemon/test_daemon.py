@@ -87,6 +87,21 @@ def test_the_old_start_is_read_to_its_end_before_the_new_one(exporter: ToyExport
     assert toy(daemon)["events"] == ["0:start:1", "0:exit:43", "1:start:1"]
 
 
+def test_while_each_page_says_that_its_start_is_the_running_one_nobody_asks_which_it_is(
+    exporter: ToyExporter, start_daemon: Start
+) -> None:
+    exporter.begin("s0", 0)
+    daemon = start_daemon()
+    wait_until(lambda: len(exporter.requests) >= 6)
+    assert not [path for path in exporter.requests[3:6] if path == "/api/v1/run"]
+    exporter.step(1.0)
+    wait_until(lambda: toy(daemon)["steps"] == {"s0/0": 1})
+    exporter.step(1.0)
+    exporter.begin("s1", 1)
+    exporter.step(1.0)
+    wait_until(lambda: toy(daemon)["steps"] == {"s0/0": 2, "s1/0": 1})
+
+
 def test_a_start_that_no_exporter_knows_any_more_is_given_up_and_said(
     exporter: ToyExporter, start_daemon: Start
 ) -> None:

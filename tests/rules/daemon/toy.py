@@ -199,6 +199,7 @@ class ToyExporter:
         wanted = lines[first : first + int(query["limit"])]
         headers = {
             "Trainwarden-Start": start_id,
+            "Trainwarden-Current-Start": current,
             "Trainwarden-First-Seq": str(self.first_held),
             "Trainwarden-Last-Seq": str(len(lines)),
         }
