@@ -39,6 +39,7 @@ class Following:
         self._interval = min(interval, LONGEST_INTERVAL)
         self._log = structlog.get_logger("following")
         self._files: dict[Path, FollowedFile] = {}
+        self._folders: set[Path] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
 
@@ -77,10 +78,16 @@ class Following:
             self._stopped.wait(self._interval)
 
     def _paths(self) -> list[Path]:
+        """Return the files there are to follow now."""
         found: dict[Path, None] = {}
         for name in self._follow.names:
             matched = [Path(name)] if Path(name).exists() else [Path(one) for one in sorted(glob.glob(name))]  # noqa: PTH207
             if not matched and not glob.has_magic(name):
                 matched = [Path(name)]  # it may come yet
-            found.update(dict.fromkeys(path.absolute() for path in matched if not path.is_dir()))
+            for path in matched:
+                if not path.is_dir():
+                    found[path.absolute()] = None
+                elif path not in self._folders:
+                    self._folders.add(path)
+                    self._log.warning("a folder cannot be followed: name its files, or a glob", folder=str(path))
         return list(found)

@@ -13,7 +13,9 @@ import pytest
 from trainwarden.rules.cli import progress
 
 COMMAND = [sys.executable, "-m", "trainwarden.rules", "replay"]
-CSV = "iteration,ce,lr\n" + "".join(f"{n},{'nan' if n > 280 else 2 + n % 7 / 100},0.1\n" for n in range(1, 301))
+CSV = "iteration,ce,lr\n" + "".join(
+    f"{n},{'nan' if n > 280 else f'{2 + n * 7919 % 1009 / 10000:.4f}'},0.1\n" for n in range(1, 301)
+)
 
 
 def run(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -14,7 +14,9 @@ def test_a_log_that_grows_opens_an_incident_without_any_configuration(tmp_path: 
     log = tmp_path / "run.csv"
     output = tmp_path / "output"
     with output.open("w") as file:
-        daemon = subprocess.Popen([*COMMAND, "--follow", "*.csv"], cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT)
+        daemon = subprocess.Popen(
+            [*COMMAND, "--follow", "*.csv", "."], cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT
+        )
         try:
             with log.open("w", buffering=1) as writing:
                 writing.write("step,loss\n")
@@ -28,6 +30,7 @@ def test_a_log_that_grows_opens_an_incident_without_any_configuration(tmp_path: 
             daemon.terminate()
             assert daemon.wait(20) == 0
     (line,) = [line for line in output.read_text().splitlines() if "incident opened" in line]
+    assert output.read_text().count("a folder cannot be followed") == 1
     assert "run=run" in line
     assert "onset_step=51" in line
     assert "verdict=nonfinite" in line
