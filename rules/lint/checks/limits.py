@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainwarden.rules.core.language.syntax import Binary, Call, Number, Tree
+from trainwarden.rules.core.language.syntax import Binary, Call, Number, Tree, Window
 from trainwarden.rules.lint.ranges import COMPARISONS, range_of, truth_of
 from trainwarden.rules.lint.subject import Context, Finding, Subject, parts, resolved
 
@@ -18,11 +18,13 @@ def check(subject: Subject, context: Context) -> Iterator[Finding]:
     whole = {"never": ": the alert can never fire", "always": ": the alert fires all the time", "maybe": ""}
     ends = whole[truth_of(subject.tree, subject)] if subject.kind == "alert" else ""
     said = False
+    counted = {id(part.source) for part in parts(subject.tree) if isinstance(part, Window)}
     for part in parts(subject.tree):
         compares = isinstance(part, Binary) and part.operator in COMPARISONS
         asks = isinstance(part, Call) and part.name in ("isnan", "isinf")
         truth = truth_of(part, subject) if compares or asks else "maybe"
-        if truth != "maybe":
+        # count((x >= 0)[100]) says how often x was measured: meant.
+        if truth == "never" or (truth == "always" and id(part) not in counted):
             said = True
             says = f"`{subject.text(part.at)}` {truth} holds: {_why(part, subject)}{ends}"
             yield subject.at_expression(f"expr/{truth}", "warning", part.at, says)

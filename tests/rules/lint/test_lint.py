@@ -81,6 +81,7 @@ def test_what_always_holds_is_found(expression: str) -> None:
         "zscore(loss) < -3",
         "slope(loss[50]) < 0",
         "log2(loss_scale) < 0",
+        "count((clip_ratio > 1)[100]) / count((clip_ratio >= 0)[100]) > 0.9",
         "loss / ema(loss) > 1.5 unless loss > 100",
         "stddev(loss[2]) > 1 and zscore(loss[3]) > 1 and slope_t(loss[3]) > 0",
     ],
