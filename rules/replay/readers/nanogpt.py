@@ -11,7 +11,8 @@ import re
 from trainwarden.rules.replay.rows import Notices, Reader
 from trainwarden.rules.replay.texts import NUMBER, STEP, TextLog, share_of, value_of
 
-_ITERATION = re.compile(rb"\biter (\d+): loss (" + NUMBER + rb")(?:, time (" + NUMBER + rb")ms)?", re.IGNORECASE)
+_ITERATION = re.compile(rb"\biter (\d+): (loss " + NUMBER + rb".*)", re.IGNORECASE)
+_PART = re.compile(rb"\s*([A-Za-z_]+):? (" + NUMBER + rb")(ms|s|%)?\s*", re.IGNORECASE)
 _EVALUATION = re.compile(
     rb"\bstep (\d+): train loss (" + NUMBER + rb"), val loss (" + NUMBER + rb")(?![\d.])", re.IGNORECASE
 )
@@ -34,13 +35,7 @@ def parse(line: bytes) -> dict[str, float] | None:
     """Return the numbers of a line."""
     found = _ITERATION.search(line)
     if found is not None:
-        loss, time = value_of(found[2]), value_of(found[3] or b"")
-        values = {STEP: float(found[1])}
-        if loss is not None:
-            values["loss"] = loss
-        if time is not None:
-            values["step_duration_seconds"] = time / 1000
-        return values
+        return {STEP: float(found[1]), **_parts(found[2])}
     found = _EVALUATION.search(line)
     if found is not None:
         trained, valued = value_of(found[2]), value_of(found[3])
@@ -57,3 +52,20 @@ def parse(line: bytes) -> dict[str, float] | None:
     if found is None or value is None:
         return None
     return {STEP: float(found[1]), {b"train": "loss", b"val": "val/loss"}.get(found[2], "eval/hellaswag"): value}
+
+
+def _parts(text: bytes) -> dict[str, float]:
+    """Return the numbers of ``loss 9.8, time 340.00ms, mfu 3.2%``; children of nanoGPT add ``lr`` and ``grad_norm``."""
+    values: dict[str, float] = {}
+    for part in text.split(b","):
+        found = _PART.fullmatch(part)
+        value = None if found is None else value_of(found[2])
+        if found is None or value is None:
+            continue
+        name = found[1].decode()
+        if name == "time":
+            if found[3] in (b"ms", b"s"):
+                values["step_duration_seconds"] = value / 1000 if found[3] == b"ms" else value
+        else:
+            values[f"{name}_percent" if found[3] == b"%" else name] = value
+    return values

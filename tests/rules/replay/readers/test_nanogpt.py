@@ -21,7 +21,7 @@ def test_iterations_and_evaluations(tmp_path: Path) -> None:
     assert notices == []
     assert rows[:2] == [
         {"step": 0, "eval/train_loss": 10.9885, "val/loss": 10.9898},
-        {"step": 0, "loss": 10.9886, "step_duration_seconds": 51.45324},
+        {"step": 0, "loss": 10.9886, "step_duration_seconds": 51.45324, "mfu_percent": -100.0},
     ]
     path = tmp_path / "out.txt"
     path.write_bytes(LOG)
@@ -45,4 +45,12 @@ def test_build_nanogpt() -> None:
         {"step": 0, "eval/hellaswag": 0.2463},
         {"step": 0, "loss": 10.955029},
         {"step": 1, "loss": 10.612345},
+    ]
+
+
+def test_children_add_rate_and_norm() -> None:
+    log = b"iter 10: loss 10.5924, grad_norm 2.0571, lr 6.00e-05, time 104.0ms\niter 20: loss 6.5\n"
+    assert rows_of("nanogpt", log)[0] == [
+        {"step": 10, "loss": 10.5924, "grad_norm": 2.0571, "lr": 6e-5, "step_duration_seconds": 0.104},
+        {"step": 20, "loss": 6.5},
     ]
