@@ -11,7 +11,7 @@ import json
 import secrets
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainwarden.plan import Ledger, LedgerEntry
@@ -57,7 +57,12 @@ class Addresses:
 
 
 def training_command(layout: Layout, arm: str, seed: int, scale: Scale) -> list[str]:
-    """Return the command line of one training run. It is the same for all arms but for the folder and the run's name."""
+    """Return the command line of one training run.
+
+    It is the same for all arms but for the folder, the run's name and how many checkpoints stay: nobody rolls the runs
+    back that are there for comparison, and these keep the newest one alone.
+    """
+    scale = scale if arm == "treated" else replace(scale, keep_checkpoints=1)
     return [
         *(sys.executable, "-m", "trainwarden.demo.train"),
         *("--data", str(layout.data), "--out", str(layout.arm(arm)), "--run", layout.run_folder(arm).run),

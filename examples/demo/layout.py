@@ -61,6 +61,17 @@ class Layout:
         return RunFolder(RUN if name == "treated" else name, self.runs(name))
 
 
+def shown(path: Path) -> str:
+    """Return a path as one would type it here: relative where it lies below the current directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def size(root: Path) -> int:
+    """Return how many bytes the files below a folder take up on the disk."""
+    return sum(path.lstat().st_blocks * 512 for path in root.rglob("*"))
+
+
 def prepare(root: Path) -> Layout:
     """Empty the demo's folder, or make it.
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from . import arms
 from .corpus import CorpusError, build
 from .follow import Daemon, Receiver, is_up
-from .layout import DemoError, Layout, prepare
+from .layout import DemoError, Layout, prepare, shown, size
 from .poison import Answer, place, poison
-from .processes import Process, ending, start
+from .processes import Process, ending, start, typed
 from .scale import FULL, Scale
 from .screen import Screen
 from .story import IncidentStory, RunStory
@@ -122,6 +122,7 @@ def _compare(screen: Screen, layout: Layout, answer: Answer, seed: int, scale: S
                     screen.done(process.name)
                     loss = json.loads((layout.arm(process.name) / "heldout.json").read_text())["loss"]
                     screen.say(process.name, f"ends with a held-out loss of {loss:.4f}", loud=True)
+            screen.beat()
 
 
 def _treat(screen: Screen, layout: Layout, seed: int, scale: Scale) -> list[dict[str, Any]]:
@@ -134,10 +135,9 @@ def _treat(screen: Screen, layout: Layout, seed: int, scale: Scale) -> list[dict
         receiver = start("the receiver", arms.receiver_command(layout), arms.log_of(layout, "receiver"))
         processes.append(receiver)
         _wait_for(lambda: is_up(addresses.daemon) and is_up(addresses.receiver), [daemon, receiver])
-        screen.say("daemon", f"trainwarden run --config {layout.ops / 'trainwarden.yml'}  (http://{addresses.daemon})")
-        screen.say(
-            "receiver", f"trainwarden receiver --config {layout.ops / 'receiver.yml'}  (http://{addresses.receiver})"
-        )
+        config, settings = shown(layout.ops / "trainwarden.yml"), shown(layout.ops / "receiver.yml")
+        screen.say("daemon", f"trainwarden run --config {config}  (http://{addresses.daemon})")
+        screen.say("receiver", f"trainwarden receiver --config {settings}  (http://{addresses.receiver})")
         trainer = start("the training", arms.supervise_command(layout, seed, scale), arms.log_of(layout, "train"))
         processes.append(trainer)
         screen.say("supervisor", "trainwarden supervise --run demo -- python -m trainwarden.demo.train …")
@@ -156,6 +156,7 @@ def _treat(screen: Screen, layout: Layout, seed: int, scale: Scale) -> list[dict
                 ended = time.monotonic()
                 screen.done("trainer")
                 screen.say("supervisor", f"the training is done after step {run.step}")
+            screen.beat()
         return story.incidents
 
 
@@ -196,16 +197,22 @@ def _close(screen: Screen, layout: Layout, summary: dict[str, Any]) -> int:
         ],
     )
     run = layout.run_folder("treated").path
-    screen.plain("To look at:")
-    for path, what in (
-        (layout.summary, "these numbers"),
-        (layout.incidents, "the incident: evidence, plan, timeline"),
-        (run / "plans", "the plan that the receiver wrote"),
-        (run, f"every step of every attempt: trainwarden replay {run}"),
-        (layout.ops / "trainwarden.yml", "the daemon's configuration"),
-        (layout.ops / "daemon.log", "its log"),
-    ):
-        screen.plain(f"  {path}  {what}")
+    screen.paths(
+        f"To look at, in {shown(layout.root)} ({size(layout.root) / 1e6:.0f} MB):",
+        [
+            (what, shown(path))
+            for what, path in (
+                ("these numbers", layout.summary),
+                ("the incident: evidence, plan, timeline", layout.incidents),
+                ("the plan that the receiver wrote", run / "plans"),
+                ("every step of every attempt", run),
+                ("the daemon's configuration", layout.ops / "trainwarden.yml"),
+                ("its log", layout.ops / "daemon.log"),
+            )
+        ],
+    )
+    screen.command("To have the recorded run judged again:", typed("replay", shown(run)))
+    screen.plain("")
     broken = broken_promises(summary)
     if broken:
         screen.plain("This run does not show what the demo is meant to show:")

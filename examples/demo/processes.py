@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .layout import DemoError
+from .layout import DemoError, shown
 
 _PATIENCE = 15.0  # seconds from SIGTERM to SIGKILL
 
@@ -94,3 +96,13 @@ def trainwarden() -> list[str]:
     """Return the command that runs this very installation's command line."""
     script = Path(sys.executable).with_name("trainwarden")
     return [str(script)] if script.is_file() else [sys.executable, "-m", "trainwarden.rules.cli"]
+
+
+def typed(*arguments: str) -> str:
+    """Return a command line of this installation as one would type it in this shell, which may not have it on its PATH."""
+    command = trainwarden()
+    if len(command) == 1:
+        found = shutil.which("trainwarden")
+        same = found is not None and Path(found).resolve() == Path(command[0]).resolve()
+        command = ["trainwarden"] if same else [shown(Path(command[0]))]
+    return shlex.join([*command, *arguments])

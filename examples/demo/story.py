@@ -1,13 +1,15 @@
 """Tells what happens while it happens: the runs' progress, and the treated run's incident from its onset to its end.
 
 The daemon's lines are its own: the timeline of its incidents, as its API gives it. The screen adds what the run's
-journal and the receiver show from their side.
+journal and the receiver show from their side. Every line goes by the time that its source gives it, not by the time at
+which it was seen here.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from datetime import datetime
 from typing import Any
 
 from trainwarden.plan import Applied, merge_ranges
@@ -48,7 +50,8 @@ class RunStory:
                 self._happened(attempt, line)
         if newest is not None:
             self.step = newest.step
-            self._screen.progress(self._name, newest.step, self._steps, newest.value("loss") or math.nan)
+            loss = newest.value("loss")
+            self._screen.progress(self._name, newest.step, self._steps, math.nan if loss is None else loss, newest.time)
 
     def _look(self, record: Step) -> None:
         loss = record.value("loss")
@@ -57,7 +60,7 @@ class RunStory:
         usual = sum(self._usual) / len(self._usual) if len(self._usual) == self._usual.maxlen else None
         if usual is not None and loss > _JUMP * usual:
             if not self._jumped:
-                self._screen.say(self._name, f"step {record.step}: {_seen(record, usual)}", loud=True)
+                self._screen.say(self._name, f"step {record.step}: {_seen(record, usual)}", loud=True, at=record.time)
             self._jumped = True
             return
         self._usual.append(loss)
@@ -69,11 +72,10 @@ class RunStory:
             self._usual.clear()
             self._jumped = False
             if again:
-                self._screen.say(self._name, _started_again(attempt, event), loud=True)
+                self._screen.say(self._name, _started_again(attempt, event), loud=True, at=event.time)
         elif event.kind == "exit" and event.fields.get("reason") != "finished":
-            self._screen.say(
-                self._name, f"attempt {attempt} ended after step {event.step}: {event.fields.get('reason')}"
-            )
+            says = f"attempt {attempt} ended after step {event.step}: {event.fields.get('reason')}"
+            self._screen.say(self._name, says, at=event.time)
 
 
 def _seen(record: Step, usual: float) -> str:
@@ -138,11 +140,12 @@ class IncidentStory:
         name = incident["id"]
         timeline = incident.get("timeline") or []
         if name not in self._told:
-            self._screen.say("daemon", f"incident {name}: {', '.join(incident.get('alerts') or [])}", loud=True)
+            opened = timeline[0].get("time") if timeline else None
+            self._screen.say("daemon", f"opens incident {name}", loud=True, at=opened)
         for entry in timeline[self._told.get(name, 0) :]:
             state = entry.get("state") or incident.get("state")
             at = f"step {entry['step']}, " if entry.get("step") is not None else ""
-            self._screen.say("daemon", f"{at}{state}: {entry.get('says', '')}")
+            self._screen.say("daemon", f"{at}{state}: {entry.get('says', '')}", at=entry.get("time"))
         self._told[name] = len(timeline)
 
     def _tell_request(self, incident: dict[str, Any]) -> None:
@@ -153,8 +156,21 @@ class IncidentStory:
         status = answer.get("status") if answer else None
         if answer is None or status is None or self._requests.get(request_id) == status:
             return
+        updated = _unix(answer.get("updated"))
         if request_id not in self._requests:
-            self._screen.say("receiver", f"webhook {request_id}: signature, age, fence, target checked")
+            checked = updated if status == "accepted" else _requested(incident, request_id)
+            self._screen.say("receiver", f"webhook {request_id}: signature, age, fence, target checked", at=checked)
         self._requests[request_id] = status
         detail = answer.get("detail") or answer.get("reason") or ""
-        self._screen.say("receiver", f"{status}{f': {detail}' if detail else ''}", loud=True)
+        self._screen.say("receiver", f"{status}{f': {detail}' if detail else ''}", loud=True, at=updated)
+
+
+def _unix(stamp: Any) -> float | None:
+    """Return Unix seconds of the receiver's time stamp (ISO 8601), or None where it gave none."""
+    return datetime.fromisoformat(stamp).timestamp() if isinstance(stamp, str) else None
+
+
+def _requested(incident: dict[str, Any], request_id: str) -> float | None:
+    """Return when the daemon says that it sent a request, in Unix seconds."""
+    sent = (entry.get("time") for entry in incident.get("timeline") or () if request_id in entry.get("says", ""))
+    return next(sent, None)

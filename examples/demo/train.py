@@ -73,14 +73,20 @@ def main(arguments: list[str] | None = None) -> None:
     if target is not None:
         step = load(Path(target.path), model, optimizer, scheduler, loader)
     exporter.resumed(step)  # trainwarden: after loading
+    attempt, begun = exporter.attempt or 0, step
 
     asked_to_stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
 
     def save() -> None:
-        path = options.out / "checkpoints" / f"attempt-{exporter.attempt}" / f"step-{step:06}.pt"
+        path = options.out / "checkpoints" / f"attempt-{attempt}" / f"step-{step:06}.pt"
         write(path, step, model, optimizer, scheduler, loader)
         exporter.checkpoint(step, path)  # trainwarden: reports that it is complete
+
+    def tidy() -> None:
+        for of_step, path in surplus(options.out / "checkpoints", attempt, begun, scale.keep_checkpoints):
+            exporter.event("checkpoint", step=of_step, path=str(path.absolute()), deleted=True)  # trainwarden
+            path.unlink()
 
     for batch in loader:
         if step == scale.steps:
@@ -100,6 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(128 + signal.SIGTERM)
         if scale.checkpoint_every and step % scale.checkpoint_every == 0:
             save()
+            tidy()
 
     with exporter.phase("evaluation"):
         held_out_loss = evaluate(model, held_out)
@@ -139,6 +146,24 @@ def write(path: Path, step: int, model: Any, optimizer: Any, scheduler: Any, loa
     draft = path.with_suffix(".writing")
     torch.save(state, draft)
     draft.replace(path)
+
+
+def surplus(folder: Path, attempt: int, begun: int, keep: int) -> list[tuple[int, Path]]:
+    """Return the checkpoints that no rollback will ask for, with their steps.
+
+    These are all but the newest ``keep`` of the line that this attempt continues from step ``begun``, and those of the
+    lines that were left behind: of an earlier attempt, and beyond that step. Nothing is surplus until this attempt has
+    completed a checkpoint of its own, because until then a restart needs what it itself began from.
+    """
+    found = [
+        (int(path.stem.removeprefix("step-")), int(path.parent.name.removeprefix("attempt-")), path)
+        for path in folder.glob("attempt-*/step-*.pt")
+    ]
+    if not any(of == attempt for _, of, _ in found):
+        return []
+    line = sorted(one for one in found if one[1] == attempt or (one[1] < attempt and one[0] <= begun))
+    kept = {path for _, _, path in line[-keep:]}
+    return sorted((step, path) for step, of, path in found if of <= attempt and path not in kept)
 
 
 def load(path: Path, model: Any, optimizer: Any, scheduler: Any, loader: Any) -> int:

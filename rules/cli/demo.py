@@ -18,7 +18,7 @@ def demo(context: typer.Context) -> None:
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
-        fail("the demo trains a real model and needs torch: pip install 'trainwarden[torch]'")
+        fail("the demo trains a real model and needs torch: pip install '.[torch]' in a clone of trainwarden")
     from trainwarden.demo.main import main
 
     raise typer.Exit(main(context.args))

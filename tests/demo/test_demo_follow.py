@@ -58,7 +58,7 @@ def test_all_runs_are_given_the_same_training(tmp_path: Path) -> None:
     scale = arms.Scale()
     commands = [arms.training_command(layout, arm, 2, scale) for arm in ("clean", "untreated", "treated")]
     differing = {index for index, words in enumerate(zip(*commands, strict=True)) if len(set(words)) > 1}
-    assert {commands[0][index - 1] for index in differing} == {"--out", "--run"}
+    assert {commands[0][index - 1] for index in differing} == {"--out", "--run", "--keep-checkpoints"}
     supervised = arms.supervise_command(layout, 2, scale)
     assert supervised[supervised.index("--") + 1 :] == commands[2]
 
