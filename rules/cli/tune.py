@@ -99,5 +99,7 @@ def _to_text(found: Any, console: Any) -> None:
     for one in found.rules:
         numbers = [f"{one.fired}", f"{one.per_100k:.1f}"]
         numbers += ["" if value is None else f"{value:.6g}" for value in (one.threshold, one.tuned, one.tuned_fired)]
-        table.add_row(one.rule, one.severity, *numbers, Text(one.why or "", style="dim"))
+        table.add_row(
+            one.rule, one.severity, *numbers, Text(one.why or (f"moves {one.moves}" if one.moves else ""), style="dim")
+        )
     console.print(table)

@@ -1,4 +1,4 @@
-"""The one number of a rule that can be moved: the plain number of its only comparison with one."""
+"""The one number of a rule that is moved: the plain number of its only comparison with one, or of the first that all depends on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from trainwarden.rules.rulefiles import rules_in
 from trainwarden.rules.yamltext import Document, Path, load
 
 _ORDERED = frozenset({"<", "<=", ">", ">="})
+#: Functions that count steps.
+_COUNTS = frozenset({"changes", "count", "period", "streak"})
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number in a rule's expression. ``rises``: the greater it is, the less often the expression holds."""
+    """A number in a rule's expression. ``rises``: the greater it is, the less often the expression holds.
+
+    ``compares`` is the comparison in words, ``of`` how many numbers the rule compares with.
+    """
 
     rule: str
     place: Path
@@ -23,6 +28,8 @@ class Threshold:
     at: Span
     value: float
     rises: bool
+    compares: str
+    of: int
 
     def put(self, text: str) -> str:
         """Return the expression with another number."""
@@ -44,7 +51,11 @@ class RuleText:
 
 
 def thresholds(file: RuleText) -> dict[str, Threshold]:
-    """Return the thresholds of the alerts that have exactly one, by alert."""
+    """Return the thresholds of the alerts that have one, by alert.
+
+    Of several numbers it is that of the first part of an ``and`` which compares with one: without that part the rule cannot fire. A
+    count of steps is no such part: it says for how long, not how much.
+    """
     parser = Parser()
     found = {}
     for place, rule in rules_in(file.document):
@@ -52,13 +63,36 @@ def thresholds(file: RuleText) -> dict[str, Threshold]:
             continue
         tree = parser.parse(rule["expr"])
         candidates = list(_numbers(tree, True))
-        if len(candidates) == 1:
-            at, value, rises = candidates[0]
-            found[rule["alert"]] = Threshold(rule["alert"], place, rule["expr"], at, value, rises)
+        chosen = candidates if len(candidates) == 1 else [one for part in _needed(tree) for one in _own(part)]
+        if chosen:
+            whole, at, value, rises = chosen[0]
+            words = " ".join(rule["expr"][whole.first : whole.end].split())
+            found[rule["alert"]] = Threshold(
+                rule["alert"], place, rule["expr"], at, value, rises, words, len(candidates)
+            )
     return found
 
 
-def _numbers(tree: Tree | Option, rises: bool) -> Iterator[tuple[Span, float, bool]]:
+def _needed(tree: Tree) -> Iterator[Tree]:
+    """Yield the parts without which an expression cannot hold."""
+    if isinstance(tree, Binary) and tree.operator in ("and", "unless"):
+        yield from _needed(tree.left)
+        if tree.operator == "and":
+            yield from _needed(tree.right)
+    else:
+        yield tree
+
+
+def _own(tree: Tree) -> Iterator[tuple[Span, Span, float, bool]]:
+    """Yield the number that a comparison itself has, unless it is one of steps."""
+    if not isinstance(tree, Binary) or tree.operator not in _ORDERED:
+        return
+    other = tree.right if _plain(tree.right) is None else tree.left
+    if not isinstance(other, Call) or other.name not in _COUNTS:
+        yield from list(_numbers(tree, True))[:1]
+
+
+def _numbers(tree: Tree | Option, rises: bool) -> Iterator[tuple[Span, Span, float, bool]]:
     """Yield each plain number on one side of a comparison. Under ``not``, what made it rarer makes it more frequent."""
     match tree:
         case Not():
@@ -68,7 +102,7 @@ def _numbers(tree: Tree | Option, rises: bool) -> Iterator[tuple[Span, float, bo
             bound, value = (tree.right, _plain(tree.right)) if left is None else (tree.left, left)
             greater = tree.operator in (">", ">=")
             assert value is not None
-            yield bound.at, value, (greater == (left is None)) == rises
+            yield tree.at, bound.at, value, (greater == (left is None)) == rises
             yield from _numbers(tree.left if left is None else tree.right, rises)
         case Binary():
             yield from _numbers(tree.left, rises)

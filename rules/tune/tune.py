@@ -19,7 +19,7 @@ PER = 100_000
 class Found(msgspec.Struct, frozen=True):
     """One rule: how often it fires, its threshold now, and the one for the wanted rate with how often it fires then.
 
-    ``why`` says why there is none.
+    ``moves`` is the comparison whose number it is, where the rule has several; ``why`` says why there is none.
     """
 
     rule: str
@@ -29,6 +29,7 @@ class Found(msgspec.Struct, frozen=True):
     threshold: float | None = None
     tuned: float | None = None
     tuned_fired: int | None = None
+    moves: str | None = None
     why: str | None = None
 
 
@@ -54,12 +55,13 @@ def tune(pack: Pack, files: Sequence[RuleText], blocks: Iterable[Block], rate: f
     for name, rule in pack.rules.items():
         base = Found(name, rule.labels.get("severity", "warning"), fired[name], fired[name] * PER / max(records, 1))
         if name not in movable:
-            found.append(msgspec.structs.replace(base, why="it has not exactly one comparison with a plain number"))
+            found.append(msgspec.structs.replace(base, why="it has no plain number that all depends on"))
             continue
         file, threshold = movable[name]
         search = _search(pack, threshold, compilers[file.source], starts)
         tuned = None if search is None else search.threshold_for(allowed)
-        base = msgspec.structs.replace(base, threshold=threshold.value)
+        moves = threshold.compares if threshold.of > 1 else None
+        base = msgspec.structs.replace(base, threshold=threshold.value, moves=moves)
         if search is None:
             base = msgspec.structs.replace(base, why="what it compares cannot be taken apart from the threshold")
         elif tuned is None:

@@ -42,7 +42,9 @@ groups:
       - alert: NotHigh
         expr: not loss - ema(loss) <= 0.5
       - alert: Two
-        expr: loss > 3 and grad_norm > 3
+        expr: loss > 2.05 and grad_norm > 1.2
+      - alert: Either
+        expr: loss > 3 or grad_norm > 3
       - alert: Counted
         expr: count((loss > ema(loss))[20]) > 14
       - alert: Absent
@@ -109,10 +111,11 @@ def test_the_threshold_for_a_rate_fires_no_more_often_and_hardly_less(rate: floa
     assert seen >= 4
 
 
-def test_only_a_rule_with_one_plain_number_is_moved_and_the_others_say_why() -> None:
+def test_one_number_of_a_rule_is_moved_and_a_rule_without_one_says_so() -> None:
     found = {one.rule: one for one in tuned(40.0).rules}
-    assert set(thresholds(FILE)) == {"Spike", "High", "Low", "NotHigh", "Counted", "Absent"}
-    assert found["Two"].why == "it has not exactly one comparison with a plain number"
+    assert set(thresholds(FILE)) == {"Spike", "High", "Low", "NotHigh", "Counted", "Two", "Absent"}
+    assert found["Either"].why == "it has no plain number that all depends on"
+    assert found["Two"].moves == "loss > 2.05"
     assert found["Absent"].why == "never measured in these logs"
     assert found["Spike"].why is None
 
@@ -139,7 +142,31 @@ def test_which_way_a_threshold_makes_a_rule_rarer_is_read_from_its_text(
     assert found.put("7").count("7") == 1
 
 
-@pytest.mark.parametrize("expression", ["loss > grad_norm", "isnan(loss)", "loss > 1 and loss < 2", "loss == 5"])
+@pytest.mark.parametrize(
+    ("expression", "compares"),
+    [
+        ("zscore(loss) > 6 and loss > 1.02 * ema(loss)", "zscore(loss) > 6"),
+        ("loss > ema(loss) and grad_norm > 3 and lr > 1", "grad_norm > 3"),
+        ("count((loss > 5)[10]) > 3 and 7 < grad_norm", "7 < grad_norm"),
+        ("loss - 1 > 0.5 unless grad_norm > 3", "loss - 1 > 0.5"),
+    ],
+)
+def test_of_several_numbers_the_first_that_all_depends_on_is_moved(expression: str, compares: str) -> None:
+    text = f"groups: [{{name: g, rules: [{{alert: a, expr: '{expression}'}}]}}]"
+    assert thresholds(RuleText.of(text, "f"))["a"].compares == compares
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "loss > grad_norm",
+        "isnan(loss)",
+        "loss == 5",
+        "loss > 1 or lr > 2",
+        "period(loss > 1.2) > 0",
+        "not (loss > 1 and lr > 1)",
+    ],
+)
 def test_a_rule_without_one_such_number_has_none(expression: str) -> None:
     text = f"groups: [{{name: g, rules: [{{alert: a, expr: '{expression}'}}]}}]"
     assert thresholds(RuleText.of(text, "f")) == {}
