@@ -11,9 +11,11 @@ from trainwarden.record import Step
 from .acting import consider, escalate
 from .aftermath import verify
 from .block import Block, from_steps
-from .delivery import announce
+from .delivery import announce, rank
+from .facts import Facts
 from .incidents import (
     believed,
+    close,
     conclude,
     confirm,
     due,
@@ -32,7 +34,7 @@ from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
-from .verdict import PERSISTENT, persisted
+from .verdict import PERSISTENT, RECURRING, mostly_high, persisted
 
 #: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
 RANK_SDS = 10.0
@@ -48,11 +50,11 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     records = [one.record for one in released]
     block = from_steps(records, [one.by_rank for one in released] if several else None)
     rules: Rules = alive.rules
-    block, faults = screen(alive.watches, block, turn.settings.dead_records)
+    shown, faults = screen(alive.watches, block, turn.settings.dead_records)
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
     seen = len(alive.trace)
-    changes = list(rules.engine.feed(block))
+    changes = list(rules.engine.feed(shown))
     place = row = 0
     while row < len(released):
         quiet = changes[place].row if place < len(changes) else len(released)
@@ -143,13 +145,22 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         conclude(incident, facts, settings.persist_steps, settled=True)
         escalate(turn, incident, record.time, record.step, "The alerts are over, but the loss settled above its trend.")
     elif incident.open and record.step - incident.opened_step > settings.open_steps:
-        escalate(
-            turn,
-            incident,
-            record.time,
-            record.step,
-            f"It has neither healed nor settled in {settings.open_steps} steps.",
-        )
+        _too_long(turn, incident, facts, record)
+
+
+def _too_long(turn: Turn, incident: Incident, facts: Facts, record: Step) -> None:
+    """End an incident that neither heals nor settles: a person must look where the loss is high, and need not where it is not.
+
+    Spikes at a period go on as one incident for as long as their rule fires.
+    """
+    steps = turn.settings.open_steps
+    if rank(incident.severity) < rank("critical") and not mostly_high(facts):
+        if any(seen.firing and seen.verdict in RECURRING for seen in incident.rules.values()):
+            return
+        says = f"It has gone on for {steps} steps and does the loss no harm: it is only written down."
+        close(turn, incident, record.time, record.step, "inconclusive", says)
+        return
+    escalate(turn, incident, record.time, record.step, f"It has neither healed nor settled in {steps} steps.")
 
 
 def _odd_ranks(incident: Incident, released: Released) -> None:

@@ -11,6 +11,8 @@ from .facts import Facts
 
 #: Shapes that only a rule can see; the earlier one wins.
 SEEN_BY_RULES = ("mismatch", "stall", "scale_collapse", "grad_collapse", "periodic_spikes", "recurring_spikes", "drift")
+#: Those of them that stand for many events.
+RECURRING = ("periodic_spikes", "recurring_spikes")
 #: Steps of abnormal loss beyond which a healed incident was a slow recovery (case A04: thousands; A01: thirty).
 SLOW_STEPS = 200
 #: Steps of abnormal loss, not on its way back or with dirty data going on, from which it is no transient.
@@ -27,7 +29,7 @@ PERSISTENT = ("level_shift", "divergence", "nonfinite", "grad_collapse", "scale_
 
 def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     """Return the verdict. ``healed``: the level is back; ``settled``: it stays above the trend without alerts."""
-    if facts.nonfinite.any():
+    if facts.nonfinite.any() or ("nonfinite" in facts.offered and not facts.loss_high.any()):
         return "nonfinite"
     seen = [name for name in SEEN_BY_RULES if name in facts.offered]
     if settled:
@@ -69,6 +71,12 @@ def _most_high(facts: Facts) -> bool:
 def persisted(facts: Facts, steps: int) -> bool:
     """Say whether the loss was abnormal over ``steps`` and in more than a few records: one record may cover hundreds."""
     return lasting(facts) >= steps and int(np.count_nonzero(facts.loss_high)) >= LASTS_RECORDS
+
+
+def mostly_high(facts: Facts, records: int = 200) -> bool:
+    """Say whether the loss was abnormal in most of the newest records."""
+    recent = facts.loss_high[-records:]
+    return 2 * int(np.count_nonzero(recent)) > len(recent)
 
 
 def still_high(facts: Facts, steps: int) -> bool:

@@ -1,0 +1,88 @@
+"""Builds the inputs of the public cases and plays them through the default pack and the judgement, as replay does.
+
+Every input is generated here; only figures that people published are carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trainwarden.record import Event, Step
+from trainwarden.rules.core.inputs import Start
+from trainwarden.rules.core.language import Pack, load_pack
+from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.replay.driver import Replay
+
+Row = dict[str, Any]
+Make = Callable[[int, np.random.Generator], Row]
+
+
+class Verdicts(msgspec.Struct):
+    """What came out: incidents in the order of their opening, and notices."""
+
+    incidents: list[dict[str, Any]]
+    notices: list[dict[str, Any]]
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """Incidents that somebody is told of: above info."""
+        return [one for one in self.incidents if one["severity"] != "info"]
+
+    @property
+    def pages(self) -> list[dict[str, Any]]:
+        """Incidents that page."""
+        return [one for one in self.incidents if one["severity"] == "critical"]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the notices."""
+        return [one["kind"] for one in self.notices]
+
+
+@cache
+def pack() -> Pack:
+    return load_pack((files("trainwarden.rules.packs") / "default.yml").read_text(encoding="utf-8"), "default.yml")
+
+
+def rows(first: int, last: int, make: Make, stride: int = 1, seed: int = 0) -> list[tuple[int, Row]]:
+    """Return ``make(step, chance)`` for each record from ``first`` to ``last``."""
+    chance = np.random.default_rng(seed)
+    return [(step, make(step, chance)) for step in range(first, last + 1, stride)]
+
+
+def steady(loss: float, sd: float, **others: tuple[float, float]) -> Make:
+    """Return a maker of a loss (and other signals) of a level and a standard deviation."""
+
+    def make(step: int, chance: np.random.Generator) -> Row:
+        made = {"loss": loss + sd * float(chance.normal())}
+        made.update({name: abs(level + spread * float(chance.normal())) for name, (level, spread) in others.items()})
+        return made
+
+    return make
+
+
+def judge(*attempts: Sequence[tuple[int, Row]], stride: int = 1, samples: int = 0) -> Verdicts:
+    """Play attempts, each resumed from the record before its first step, and return what came out."""
+    replay = Replay(Settings(), pack())
+    lines: list[tuple[Start, int, Step | Event]] = []
+    clock = 0.0
+    for number, attempt in enumerate(attempts):
+        start = Start("uid", "case", number, f"start-{number}")
+        first = attempt[0][0]
+        resumed = None if number == 0 else {"attempt": number - 1, "step": first - stride, "path": "ckpt"}
+        said = {"world_size": 1, "attempt": number, "start_id": start.start_id, "resumed_from": resumed}
+        lines.append((start, 0, Event(kind="start", time=clock, seq=1, step=first - stride, fields=said)))
+        for place, (step, row) in enumerate(attempt):
+            clock += 1.0
+            span = [((step - 1) * samples, step * samples)] if samples else []
+            record = Step(seq=place + 2, step=step, time=clock, stride=stride, signals=row, samples=span)
+            lines.append((start, 0, record))
+    found = replay.run(lines)
+    incidents = sorted(found.incidents.values(), key=lambda one: one["opened_step"])
+    return Verdicts(incidents, list(found.notices.values()))

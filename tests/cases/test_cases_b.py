@@ -1,0 +1,68 @@
+"""Cases of category b, false alarms: nothing is said, or something small, where nothing is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.cases.build import Row, judge, rows
+
+
+def test_b01_a_loss_rounded_to_bf16_is_said_to_be_so_and_alerts_nobody() -> None:
+    def make(step: int, chance: np.random.Generator) -> Row:
+        return {"loss": 1.6953 + 0.0078125 * max(-5, min(5, round(1.5 * float(chance.normal()))))}
+
+    found = judge(rows(1, 400, make))
+    assert found.incidents == []
+    assert found.kinds == ["quantised_loss"]
+
+
+def test_b01_one_step_of_the_rounding_behind_sixty_equal_values_is_nothing() -> None:
+    log: list[tuple[int, Row]] = [(step, {"loss": 1.6875}) for step in range(1, 61)]
+    assert judge([*log, (61, {"loss": 1.6953})]).incidents == []
+
+
+def test_b06_the_search_for_a_scale_and_a_skip_in_hundreds_alert_nobody() -> None:
+    def make(step: int, chance: np.random.Generator) -> Row:
+        scale = 2.0 ** max(11, 17 - step) if step < 500 else 1024.0
+        row: Row = {"loss": 4 + 5 * math.exp(-step / 100) + 0.05 * float(chance.normal())}
+        row |= {"loss_scale": scale, "skipped": float(step <= 6 or step in (500, 501))}
+        return row
+
+    assert judge(rows(1, 800, make)).incidents == []
+
+
+@pytest.mark.parametrize("height", [0.8, 5.0])
+def test_b09_a_large_spike_hides_no_small_one_behind_it(height: float) -> None:
+    def make(step: int, chance: np.random.Generator) -> Row:
+        spike = 5.0 if 1000 <= step < 1003 else height if 1060 <= step < 1063 else 0.0
+        return {"loss": 2 + spike + 0.02 * float(chance.normal())}
+
+    found = judge(rows(1, 1400, make))
+    assert [one["onset_step"] for one in found.told] == [1000, 1060]
+    assert found.pages == []
+
+
+def test_b11_a_cool_down_is_nothing_and_a_spike_within_it_is_seen() -> None:
+    def make(step: int, chance: np.random.Generator) -> Row:
+        down = max(0, step - 5000) / 1000
+        spike = 0.1 if 5800 <= step < 5820 else 0.0
+        row: Row = {"loss": 2.6 - 0.25 * down + spike + 0.012 * float(chance.normal())}
+        return row | {"lr": 1e-3 * (1 - down) + 1e-9}
+
+    found = judge(rows(1, 6000, make))
+    (incident,) = found.told
+    assert 5799 <= incident["onset_step"] <= 5802
+    assert incident["severity"] == "warning"
+
+
+def test_b13_a_gradient_that_grows_over_the_whole_run_is_a_drift_and_no_page() -> None:
+    def make(step: int, chance: np.random.Generator) -> Row:
+        norm = (0.5 + 1.5 * step / 200_000) * math.exp(0.1 * float(chance.normal()))
+        return {"loss": 2.5 + 0.02 * float(chance.normal()), "grad_norm": norm}
+
+    found = judge(rows(20, 200_000, make, stride=20), stride=20)
+    assert [one["verdict"] for one in found.told] == ["drift"]
+    assert found.pages == []
