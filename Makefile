@@ -30,12 +30,12 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy strict
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
 
-bench: $(STAMP) ## measure what the exporter costs a training step, into .bench/overhead.json
+bench: $(STAMP) ## measure what the exporter costs a step, into .bench/overhead.json (7 to 15 minutes, best on an idle machine)
 	@mkdir -p .bench
 	@$(BIN)/python bench/overhead.py --output .bench/overhead.json $(ARGS)
 
 clean: ## remove everything that was made, .venv included
-	rm -rf .venv .demo .bench .trainwarden build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .demo-* .bench .trainwarden build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
