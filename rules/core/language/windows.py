@@ -88,11 +88,11 @@ class History(Operator):
 
         # The row after this block needs what lies within `span` steps of itself, and the one before it for `before`.
         oldest = frame.steps[-1] - self._span
-        first = int(np.searchsorted(steps, oldest, side="right"))
+        first = through(steps, oldest)
         self._values, self._steps, self._strides = all_values[first:], steps[first:], strides[first:]
         self._covered_steps, self._covered_strides = self._steps, self._strides
         if not alike:
-            first = int(np.searchsorted(covered_steps, oldest, side="right"))
+            first = through(covered_steps, oldest)
             self._covered_steps, self._covered_strides = covered_steps[first:], covered_strides[first:]
         self._last_step = frame.steps[-1]
         return past
@@ -119,6 +119,20 @@ class History(Operator):
             self._covered_steps, self._covered_strides = self._steps, self._strides
 
 
+def through(steps: Ints, at: Any) -> Any:
+    """Return how many of the ascending ``steps`` are not behind ``at``, which is a number or an array of them.
+
+    Where each step follows the one before, as a rule, nothing is searched.
+    """
+    if len(steps) and int(steps[-1]) - int(steps[0]) == len(steps) - 1:
+        before = int(steps[0]) - 1
+        if isinstance(at, int):
+            return min(max(at - before, 0), len(steps))
+        return np.minimum(np.maximum(at - before, 0), len(steps))
+    found = np.searchsorted(steps, at, side="right")
+    return int(found) if isinstance(at, int) else found
+
+
 class Window(Operator):
     """``expr[steps] offset M``: the records whose step lies in ``(t - M - steps, t - M]``.
 
@@ -137,20 +151,20 @@ class Window(Operator):
         past: Past = inputs[0]
         end = frame.step - self._offset
         start = end - self._steps
-        high = np.searchsorted(past.steps, end, side="right")
-        low = np.searchsorted(past.steps, start, side="right")
+        high = through(past.steps, end)
+        low = through(past.steps, start)
         if past.covered_steps is past.steps:
             full = FULL * (past.covered[high] - past.covered[low]) >= self._steps
         else:
-            covered_high = past.covered[np.searchsorted(past.covered_steps, end, side="right")]
-            covered_low = past.covered[np.searchsorted(past.covered_steps, start, side="right")]
+            covered_high = past.covered[through(past.covered_steps, end)]
+            covered_low = past.covered[through(past.covered_steps, start)]
             full = FULL * (covered_high - covered_low) >= self._steps
         before = (0, 0)
         if past.last_step is not None:
             last = past.last_step - self._offset
             before = (
-                int(np.searchsorted(past.steps, last - self._steps, side="right")),
-                int(np.searchsorted(past.steps, last, side="right")),
+                through(past.steps, last - self._steps),
+                through(past.steps, last),
             )
         return View(past.values, past.steps, past.strides, low, high, before, full, past.fresh)
 
