@@ -61,6 +61,7 @@ class ExporterSource:
         self._log = structlog.get_logger("source").bind(source=target.address)
         self._session = new_session()
         self._token: str | None = None
+        self._token_of = ""  # the file that it is from
         self._seen: tuple[Start, int, int] | None = None  # start, rank and the newest seq of the last good poll
         self._running = False  # whether the last page said that its start is the running one
         self._drains = 0
@@ -176,8 +177,7 @@ class ExporterSource:
         return "ok" if caught_up else "behind"
 
     def _claim(self, start: Start, rank: int) -> bool:
-        file = self.target.token_file
-        token = "" if file is None or self._token is None else str(file.resolve())
+        token = "" if self._token is None else self._token_of
         return self._positions.claim(start.run_uid, rank, self.target.address, self._clock(), token)
 
     def _drain(self, start: Start, rank: int) -> bool:
@@ -250,6 +250,7 @@ class ExporterSource:
         if self._token is None and self.target.token_file is not None:
             try:
                 self._token = read_secret(self.target.token_file)
+                self._token_of = str(self.target.token_file.resolve())
             except ConfigError as error:
                 self._once(f"token {error}", "no token: this source is observe-only", error=str(error))
         return exchange(

@@ -32,6 +32,8 @@ EXPRESSIONS = (
     "baseline(x, window=101, cut=4, patience=50)",
     "baseline(x, window=400)",
     "ema(x, beta=0.98)",
+    "setback(x, records=5, spreads=0.1, share=0.01)",
+    "setback(x, spreads=0, share=0)",
     "period(x > 1.5, window=500, min_events=3, tolerance=0.4, gap=5)",
 )
 PACK = pack_of(*(f"{text} > 1.01 * ema({text}, beta=0.5)" for text in EXPRESSIONS))

@@ -14,15 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Type
 from trainwarden.rules.core.language.packing import pack_floats, unpack_floats
 from trainwarden.rules.core.language.series import Frame, Series
 from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
+from trainwarden.rules.core.language.windows import side_by_side
 
 #: A value's own noise is its distance from the median of itself and the four values on each side.
 AROUND = 9
 #: The spread is that of so many distances; fewer than the least say nothing. At least this share of the level.
 DISTANCES, LEAST_DISTANCES, LEAST_SPREAD = 60, 12, 0.002
+#: From so many records it is quicker to reckon them at once.
+MANY = 16
 
 
 class Setback(Operator):
@@ -50,7 +54,10 @@ class Setback(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the share at each row."""
         source: Series = inputs[0]
-        taken = (source.fresh & source.known & np.isfinite(source.values)).tolist()
+        everywhere = source.fresh & source.known & np.isfinite(source.values)
+        if frame.rows >= MANY and len(self._distances) == DISTANCES and self._records <= AROUND and everywhere.all():
+            return self._at_once(frame, source)
+        taken = everywhere.tolist()
         given = (source.values + 0.0).tolist()
         out = np.full(frame.rows, np.nan)
         for row, (step, stride) in enumerate(zip(frame.steps, frame.strides, strict=True)):
@@ -60,6 +67,39 @@ class Setback(Operator):
                 out[row] = 0.0 if self._since is None else min((step - self._since) / step, 1.0)
         known = source.known & ~np.isnan(out)
         return Series(np.where(known, out, np.nan), known, source.fresh)
+
+    def _at_once(self, frame: Frame, source: Series) -> Series:
+        """Take many values, all of them measured, with the numbers that one after another gives."""
+        line = np.concatenate((list(self._last)[1 - AROUND :], source.values + 0.0))
+        distances = np.empty(frame.rows)
+        levels = np.empty(frame.rows)
+        for part, windows in side_by_side(line, 0, frame.rows, AROUND):
+            distances[part] = windows[:, AROUND // 2] - _middle(np.sort(windows, axis=1))
+            levels[part] = _middle(np.sort(windows[:, AROUND - self._records :], axis=1))
+        noise = np.concatenate((list(self._distances)[1:], distances))
+        spreads = np.empty(frame.rows)
+        for part, windows in side_by_side(noise, 0, frame.rows, DISTANCES):
+            spreads[part] = _middle(np.sort(np.abs(windows - _middle(np.sort(windows, axis=1))[:, None]), axis=1))
+        spreads = np.maximum(SIGMA_OF_MAD * spreads, LEAST_SPREAD * np.abs(levels))
+        best = np.minimum.accumulate(np.concatenate(([self._best], levels)))
+        above = levels - best[:-1]
+        lost = (above > self._spreads * spreads) & (above > self._share * np.abs(best[:-1]))
+        # The steps before the first record of each stretch; the first stretch may have begun in an earlier block.
+        before = frame.step - frame.block.stride
+        begins = lost.copy()
+        begins[1:] &= ~lost[:-1]
+        since = before[np.maximum.accumulate(np.where(begins, np.arange(frame.rows), 0))]
+        if lost[0] and self._since is not None:
+            ends = np.flatnonzero(~lost)
+            since[: int(ends[0]) if len(ends) else frame.rows] = self._since
+        shares = np.where(lost, np.minimum((frame.step - since) / frame.step, 1.0), 0.0)
+        known = source.known & (frame.step > 0)
+        self._last.extend(line[-AROUND:].tolist())
+        self._distances = deque(noise[-DISTANCES:].tolist())
+        self._ordered = sorted(self._distances)
+        self._best = float(best[-1])
+        self._since = int(since[-1]) if lost[-1] else None
+        return Series(np.where(known, shares, np.nan), known, source.fresh)
 
     def _take(self, before: int, value: float) -> None:
         self._last.append(value)
@@ -97,6 +137,12 @@ class Setback(Operator):
         self._ordered = sorted(self._distances)
         self._best = math.inf if state["best"] is None else state["best"]
         self._since = state["since"]
+
+
+def _middle(ordered: Floats) -> Floats:
+    """Return the medians of sorted rows, as ``median_of``."""
+    half, odd = divmod(ordered.shape[1], 2)
+    return ordered[:, half] if odd else 0.5 * ordered[:, half - 1] + 0.5 * ordered[:, half]
 
 
 FUNCTIONS = (
