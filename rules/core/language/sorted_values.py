@@ -8,8 +8,9 @@ SIGMA_OF_MAD = 1.4826
 
 def median_of(ordered: list[float]) -> float:
     """Return the median of a sorted, non-empty list."""
-    half, odd = divmod(len(ordered), 2)
-    return ordered[half] if odd else 0.5 * ordered[half - 1] + 0.5 * ordered[half]
+    size = len(ordered)
+    half = size // 2
+    return ordered[half] if size % 2 else 0.5 * ordered[half - 1] + 0.5 * ordered[half]
 
 
 def deviation_of(ordered: list[float], centre: float) -> float:
@@ -17,13 +18,26 @@ def deviation_of(ordered: list[float], centre: float) -> float:
 
     The k values nearest to a centre stand side by side in a sorted list, and the farthest of them is at one end.
     """
-    half, odd = divmod(len(ordered), 2)
-    if odd:
-        return _farthest_of_nearest(ordered, centre, half + 1)
-    return 0.5 * _farthest_of_nearest(ordered, centre, half) + 0.5 * _farthest_of_nearest(ordered, centre, half + 1)
+    size = len(ordered)
+    half = size // 2
+    if size % 2:
+        low = _nearest(ordered, centre, half + 1)
+        return max(centre - ordered[low], ordered[low + half] - centre)
+    low = _nearest(ordered, centre, half)
+    end = low + half
+    farthest = max(centre - ordered[low], ordered[end - 1] - centre)
+    # The next one beyond stands beside them.
+    if low == 0:
+        beyond = ordered[end] - centre
+    elif end == size:
+        beyond = centre - ordered[low - 1]
+    else:
+        beyond = min(centre - ordered[low - 1], ordered[end] - centre)
+    return 0.5 * farthest + 0.5 * beyond
 
 
-def _farthest_of_nearest(ordered: list[float], centre: float, count: int) -> float:
+def _nearest(ordered: list[float], centre: float, count: int) -> int:
+    """Return where the ``count`` values nearest to ``centre`` begin."""
     low, high = 0, len(ordered) - count
     while low < high:
         middle = (low + high) // 2
@@ -31,4 +45,4 @@ def _farthest_of_nearest(ordered: list[float], centre: float, count: int) -> flo
             low = middle + 1
         else:
             high = middle
-    return max(centre - ordered[low], ordered[low + count - 1] - centre)
+    return low
