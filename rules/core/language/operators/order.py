@@ -27,13 +27,21 @@ class Ordered(Operator):
     """Keep the window's values sorted while it slides, and ask ``reckon`` of the sorted list.
 
     Many neighbouring short windows are sorted at once instead; ``reckon_rows`` is asked of the matrix of them.
+    A statistic that is one place of the list, or lies between two, says which of a list of some size: ``place(size)`` is the lower one
+    and the share of the upper one.
     """
 
-    __slots__ = ("_high", "_low", "_ordered", "_reckon", "_reckon_rows", "_started")
+    __slots__ = ("_high", "_low", "_ordered", "_place", "_reckon", "_reckon_rows", "_started")
 
-    def __init__(self, reckon: Callable[[list[float]], float], reckon_rows: Callable[[Floats], Floats]) -> None:
+    def __init__(
+        self,
+        reckon: Callable[[list[float]], float],
+        reckon_rows: Callable[[Floats], Floats],
+        place: Callable[[int], tuple[int, float]] | None = None,
+    ) -> None:
         self._reckon = reckon
         self._reckon_rows = reckon_rows
+        self._place = place
         self._ordered: list[float] = []
         self._low = self._high = 0
         self._started = False
@@ -59,13 +67,19 @@ class Ordered(Operator):
             self._slide(view, first, first + size)
             found[0] = self._reckon(self._ordered)
             given = view.values[first : first + count + size - 1].tolist()
-            ordered, reckon_one = self._ordered, self._reckon
-            numbers = [0.0] * (count - 1)
-            for place, (old, new) in enumerate(zip(given[: count - 1], given[size:], strict=True)):
+            ordered = self._ordered
+            below, part = (0, 0.0) if self._place is None else self._place(size)
+            numbers = []
+            for old, new in zip(given[: count - 1], given[size:], strict=True):
                 if old != new:
                     del ordered[bisect_left(ordered, old)]
                     insort(ordered, new)
-                numbers[place] = reckon_one(ordered)
+                if self._place is None:
+                    numbers.append(self._reckon(ordered))
+                elif part == 0:
+                    numbers.append(ordered[below])
+                else:
+                    numbers.append((1 - part) * ordered[below] + part * ordered[below + 1])
             found[1:] = numbers
             self._low, self._high = first + count - 1, first + count - 1 + size
             return found
@@ -125,7 +139,7 @@ def _deviations(ordered: Floats) -> Floats:
 
 def median(of: Type, settings: Settings) -> Operator:
     """``median(x[N])``: the middle value, or the mean of the two in the middle."""
-    return Ordered(median_of, _medians)
+    return Ordered(median_of, _medians, lambda size: ((size - 1) // 2, 0.0 if size % 2 else 0.5))
 
 
 def deviation(of: Type, settings: Settings) -> Operator:
@@ -137,24 +151,25 @@ def quantile(of: Type, settings: Settings) -> Operator:
     """``quantile(x[N], q=0.99)``: the value below which a share q lies, linear between neighbours."""
     share = settings["q"]
 
+    def place(size: int) -> tuple[int, float]:
+        exact = share * (size - 1)
+        below = math.floor(exact)
+        return below, exact - below
+
     def reckon(ordered: list[float]) -> float:
-        place = share * (len(ordered) - 1)
-        below = math.floor(place)
-        part = place - below
+        below, part = place(len(ordered))
         if part == 0:
             return ordered[below]
         return (1 - part) * ordered[below] + part * ordered[below + 1]
 
     def reckon_rows(ordered: Floats) -> Floats:
-        place = share * (ordered.shape[1] - 1)
-        below = math.floor(place)
-        part = place - below
+        below, part = place(ordered.shape[1])
         if part == 0:
             return ordered[:, below]
         found: Floats = (1 - part) * ordered[:, below] + part * ordered[:, below + 1]
         return found
 
-    return Ordered(reckon, reckon_rows)
+    return Ordered(reckon, reckon_rows, place)
 
 
 def smallest(of: Type, settings: Settings) -> Operator:
