@@ -113,7 +113,10 @@ class Screen:
 
     def command(self, heading: str, command: str) -> None:
         """Print a heading and a command on a line of its own, which is never broken."""
-        self.paths(heading, [("$", command)])
+        self._release(float("inf"))
+        self._console.print()
+        self._print(Text(heading, "bold"))
+        self._print(Text(f"  {command}"))
 
     def say(self, voice: str, text: str, *, loud: bool = False, at: float | None = None) -> None:
         """Take one line of the story: when, who, what. ``at`` is Unix seconds (default: now); :meth:`beat` prints it."""

@@ -129,7 +129,7 @@ def test_the_end_can_be_copied_and_nothing_trails(
     assert [line for line in lines if line != line.rstrip()] == []
     run = shown(layout.run_folder("treated").path)
     assert not run.startswith("/")
-    assert f"  $  {typed('replay', run)}" in lines
+    assert f"  {typed('replay', run)}" in lines
     assert sum(line.endswith(f"  {run}") for line in lines) == 1
     assert f"({size(layout.root) / 1e6:.0f} MB):" in said
     for heading in ("3. What came of it", "Loss on held-out", "The incident", "To look at", "To have the recorded"):
