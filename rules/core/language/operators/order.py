@@ -68,7 +68,7 @@ class Ordered(Operator):
             found[0] = self._reckon(self._ordered)
             given = view.values[first : first + count + size - 1].tolist()
             ordered = self._ordered
-            below, part = (0, 0.0) if self._place is None else self._place(size)
+            below, share = (0, 0.0) if self._place is None else self._place(size)
             numbers = []
             for old, new in zip(given[: count - 1], given[size:], strict=True):
                 if old != new:
@@ -76,10 +76,10 @@ class Ordered(Operator):
                     insort(ordered, new)
                 if self._place is None:
                     numbers.append(self._reckon(ordered))
-                elif part == 0:
+                elif share == 0:
                     numbers.append(ordered[below])
                 else:
-                    numbers.append((1 - part) * ordered[below] + part * ordered[below + 1])
+                    numbers.append((1 - share) * ordered[below] + share * ordered[below + 1])
             found[1:] = numbers
             self._low, self._high = first + count - 1, first + count - 1 + size
             return found
