@@ -98,5 +98,7 @@ def run(
             break
     notify("STOPPING=1")
     daemon.stop()
+    if daemon.unwritten:
+        raise typer.Exit(1)  # said in the log
     if daemon.broken.is_set():
         fail("the core thread ended; the log says why. A restart goes on from the last transaction")

@@ -23,6 +23,7 @@ from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import dump, feed, load, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Steps, Tick
 from trainwarden.rules.daemon.inbox import Inbox, Received
+from trainwarden.rules.daemon.samefile import SameFile
 from trainwarden.rules.metrics import Metrics
 from trainwarden.rules.sources.lines import Read
 from trainwarden.rules.sources.positions import Positions
@@ -81,6 +82,7 @@ class Live:
         self._core = core
         self._clock = clock
         self._log = structlog.get_logger("core")
+        self._file = SameFile(store.path)
         self._state: Any = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._committed: dict[tuple[str, int], Cursor] = {}
@@ -94,6 +96,8 @@ class Live:
         self._commit = Commit()
         self._last_commit = 0.0
         self._stuck = False
+        #: Whether the last transaction, at the end, could not be written.
+        self.unwritten = False
         #: The fault that ended the thread, for the health page.
         self.failure: BaseException | None = None
 
@@ -140,7 +144,7 @@ class Live:
                     break
                 if self._must_write():
                     self._try_write()
-            self._write(every=True)
+            self._write_last()
         except BaseException as error:
             self.failure = error
             self._log.exception("the core thread ends")
@@ -163,7 +167,10 @@ class Live:
     def _take_read(self, read: Read) -> None:
         key = (read.start.start_id, read.rank)
         at = self._cursors[key].seq if key in self._cursors else 0
-        if key in self._aside or read.after != at:
+        if key in self._aside:
+            return
+        if read.after != at:
+            self._positions.correct(read.start, read.rank, at)
             return  # read before the driver went back: it comes again
         for value in read.inputs:
             self._feed(value)
@@ -227,12 +234,23 @@ class Live:
                 self._log.info("the database can be written again")
             self._stuck = False
 
+    def _write_last(self) -> None:
+        try:
+            self._write(every=True)
+        except StoreError as error:
+            self.unwritten = True
+            self._log.error(
+                "the last transaction cannot be written; the next start reads again what came since the one before",
+                error=str(error),
+            )
+
     def _write(self, *, every: bool = False) -> None:
         began = time.perf_counter()
         runs = self._urgent | set(self._moved) if every else self._turn()
         parts = self._core.dump(self._state, runs)
         moved = [self._moved.get(run_uid, {}) for run_uid in runs]
         self._commit.cursors = {key: cursor for one in moved for key, cursor in one.items()}
+        self._file.check()
         self._store.commit(self._commit, parts, self._clock())
         to_deliver = bool(self._commit.messages)
         self._committed.update(self._commit.cursors)

@@ -100,6 +100,11 @@ class Daemon:
         """Where the API listens: ``host:port``."""
         return self._api.address
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether the last transaction, at the end, could not be written."""
+        return self._live.unwritten
+
     def start(self) -> None:
         """Load the last snapshot and start all threads.
 

@@ -56,6 +56,26 @@ def find_targets(sources: list[SourceConfig], base: Path) -> tuple[list[Target],
     return list(found.values()), problems
 
 
+def find_run_folders(sources: list[SourceConfig], base: Path) -> dict[Path, Path]:
+    """Return the folders of all runs in the folders that the configuration names, each with where its token lies.
+
+    A run whose target files are gone, because it ended, still has its folder.
+    """
+    found: dict[Path, Path] = {}
+    for source in sources:
+        if source.folder is None:
+            continue
+        pattern = base / Path(source.folder).expanduser()
+        if pattern.suffix == ".json":  # the files themselves are named
+            pattern = pattern.parent
+        anchor = Path(pattern.anchor)
+        token = None if source.token_file is None else base / Path(source.token_file).expanduser()
+        for path in sorted(anchor.glob(str(pattern.relative_to(anchor)))):
+            if path.is_dir():
+                found.setdefault(path.parent, token or path.parent / "token")
+    return found
+
+
 def _files(pattern: Path) -> list[Path]:
     files: list[Path] = []
     anchor = Path(pattern.anchor)

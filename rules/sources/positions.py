@@ -42,6 +42,11 @@ class Positions:
         with self._lock:
             return self._current.get((run_uid, rank))
 
+    def of_run(self, run_uid: str) -> dict[int, Start]:
+        """Return the start that is being read of each rank of a run; none for a run that was never met."""
+        with self._lock:
+            return {rank: start for (uid, rank), start in self._current.items() if uid == run_uid}
+
     def begin(self, start: Start, rank: int) -> None:
         """Go over to another start of the same run's rank."""
         with self._lock:
@@ -52,6 +57,11 @@ class Positions:
         with self._lock:
             if self._seq.get((start.start_id, rank), 0) == after:
                 self._seq[start.start_id, rank] = upto
+
+    def correct(self, start: Start, rank: int, seq: int) -> None:
+        """Go to where the core is: what was put on did not begin there and was thrown away."""
+        with self._lock:
+            self._seq[start.start_id, rank] = seq
 
     def claim(self, run_uid: str, rank: int, source: str, now: float, token: str = "") -> bool:
         """Say whether ``source`` may read this run's rank: two readers of one stream would feed it twice.

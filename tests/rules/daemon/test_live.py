@@ -33,10 +33,11 @@ class Bench:
         self.store = Store(folder / "x.db")
         self.inbox = Inbox(100)
         self.woken = threading.Event()
+        self.positions = Positions()
         self.live = Live(
             self.store,
             self.inbox,
-            Positions(),
+            self.positions,
             None,
             None,
             Metrics(),
@@ -90,6 +91,44 @@ def test_while_the_disk_is_full_nothing_is_delivered_and_then_it_is(bench: Bench
 
 def seen(caught_up: bool) -> SourceSeen:
     return SourceSeen(start=START, rank=0, time=1e9, last_seq=1, caught_up=caught_up, authenticated=True, may_act=True)
+
+
+def test_a_database_that_is_deleted_is_said_and_no_transaction_counts_until_it_is_back(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.steps(1, [1.0])
+    wait_until(lambda: bench.store.snapshot())
+    bench.store.path.rename(bench.store.path.with_name("moved"))
+    bench.steps(2, [300.0])
+    wait_until(lambda: bench.live.stuck)
+    assert not bench.woken.wait(0.3), "nothing is delivered"
+    assert capsys.readouterr().out.count("was deleted, moved or replaced") == 1
+    bench.store.path.with_name("moved").rename(bench.store.path)
+    wait_until(lambda: not bench.live.stuck)
+    assert bench.woken.wait(5)
+
+
+def test_an_end_with_a_full_disk_is_an_error_said_once_and_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(tmp_path)
+    bench.store.path.unlink()
+    bench.steps(1, [1.0])
+    bench.close()
+    assert bench.live.unwritten
+    assert bench.live.failure is None
+    said = capsys.readouterr().out
+    assert said.count("the last transaction cannot be written") == 1
+    assert "Traceback" not in said
+
+
+def test_a_puller_that_is_elsewhere_than_the_core_is_told_where_that_is(bench: Bench) -> None:
+    bench.steps(1, [1.0])
+    bench.positions.advance(START, 0, 0, 7)  # as after a step back of the driver that came in between
+    bench.steps(8, [2.0])
+    wait_until(lambda: bench.positions.seq("s0", 0) == 1)
+    bench.steps(2, [3.0])
+    wait_until(lambda: bench.state().steps == {"s0/0": 2})
 
 
 def test_what_was_received_before_a_crash_is_applied_once_after_it(tmp_path: Path) -> None:
