@@ -151,9 +151,10 @@ def write(path: Path, step: int, model: Any, optimizer: Any, scheduler: Any, loa
 def surplus(folder: Path, attempt: int, begun: int, keep: int) -> list[tuple[int, Path]]:
     """Return the checkpoints that no rollback will ask for, with their steps.
 
-    These are all but the newest ``keep`` of the line that this attempt continues from step ``begun``, and those of the
-    lines that were left behind: of an earlier attempt, and beyond that step. Nothing is surplus until this attempt has
-    completed a checkpoint of its own, because until then a restart needs what it itself began from.
+    These are all but the newest ``keep`` of the line that this attempt continues from step ``begun``. What a line that was
+    left behind wrote beyond that step counts for nothing, is never loaded again, and stays, to find out what happened to
+    it. Nothing is surplus until this attempt has completed a checkpoint of its own, because until then a restart needs what
+    it itself began from.
     """
     found = [
         (int(path.stem.removeprefix("step-")), int(path.parent.name.removeprefix("attempt-")), path)
@@ -162,8 +163,7 @@ def surplus(folder: Path, attempt: int, begun: int, keep: int) -> list[tuple[int
     if not any(of == attempt for _, of, _ in found):
         return []
     line = sorted(one for one in found if one[1] == attempt or (one[1] < attempt and one[0] <= begun))
-    kept = {path for _, _, path in line[-keep:]}
-    return sorted((step, path) for step, of, path in found if of <= attempt and path not in kept)
+    return [(step, path) for step, _, path in line[:-keep]]
 
 
 def load(path: Path, model: Any, optimizer: Any, scheduler: Any, loader: Any) -> int:

@@ -93,6 +93,10 @@ class DemoLoop:
         self.look()
         return [event for number, event in self.events if event.kind == kind and attempt in (None, number)]
 
+    def written(self, attempt: int) -> list[Event]:
+        """Return an attempt's reports of complete checkpoints, without its words about deleted ones."""
+        return [event for event in self.of_kind("checkpoint", attempt) if event.fields.get("complete")]
+
     def incidents(self, daemon: str | None = None) -> list[dict[str, Any]]:
         """Return a daemon's incidents."""
         return Daemon(daemon or self.addresses.daemon).incidents() or []

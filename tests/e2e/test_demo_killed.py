@@ -107,8 +107,8 @@ def test_after_the_rollback_kills_of_trainer_and_supervisor_lead_to_the_newest_c
         supervisor = loop.start_supervisor()
 
         # The rollback, and the first checkpoint after it.
-        wait_until(lambda: loop.of_kind("checkpoint", 1), PATIENCE, what="a checkpoint of attempt 1")
-        written = loop.of_kind("checkpoint", 0)[-1]
+        wait_until(lambda: loop.written(1), PATIENCE, what="a checkpoint of attempt 1")
+        written = loop.written(0)[-1]
         assert written.step is not None
         assert written.step % 50, "the SIGTERM handler of the abandoned attempt wrote the last one"
         assert Path(written.fields["path"]).is_file()
@@ -121,7 +121,7 @@ def test_after_the_rollback_kills_of_trainer_and_supervisor_lead_to_the_newest_c
         (pid,) = loop.trainers()
         kill(pid)
         (again,) = wait_until(lambda: loop.of_kind("start", 2), PATIENCE, what="attempt 2")
-        newest = loop.of_kind("checkpoint", 1)[-1]
+        newest = loop.written(1)[-1]
         assert again.fields["resumed_from"] == {"attempt": 1, "step": newest.step, "path": newest.fields["path"]}
 
         # The supervisor is killed: its trainer goes with it, and no second one is ever up beside the first.
