@@ -97,6 +97,14 @@ def check(item: Step | Event) -> None:
     Raises:
         RecordError: a number is outside what a record can hold.
     """
+    if (
+        isinstance(item, Step)
+        and 1 <= item.seq < _LARGEST
+        and 0 <= item.step < _LARGEST
+        and 1 <= item.stride < _LARGEST
+        and math.isfinite(item.time)
+    ):
+        return  # nearly always; what follows says what is wrong
     numbers = [("seq", item.seq, 1)]
     if isinstance(item, Step):
         numbers += [("step", item.step, 0), ("stride", item.stride, 1)]

@@ -235,6 +235,9 @@ def _decode_step(raw: dict[str, Any]) -> Step:
         if type(value) is float:  # nearly all of them: a fast way round what follows
             signals[name] = value
             continue
+        if type(value) is int and abs(value) <= _LARGEST:
+            signals[name] = float(value)
+            continue
         try:
             decoded = _decode_signal(value, name)
         except RecordError:
