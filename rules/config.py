@@ -138,6 +138,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             if not 1 <= value <= 100_000:
                 raise ValueError(f"{name}: {value} is not between 1 and 100000")
 
+    def warnings(self) -> list[str]:
+        """Return what can be used but will hardly do what was meant, a sentence each."""
+        if self.policy.mode != "observe" and self.receiver is None:
+            return [
+                f"policy.mode: {self.policy.mode} without a receiver: nothing can be acted upon; configure receiver"
+            ]
+        return []
+
     def path(self, text: str) -> Path:
         """Return a path of the file as it lies on disk."""
         return Path(self.base) / Path(text).expanduser()
@@ -215,6 +223,8 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Config:
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: there is no such file; docs/daemon.md begins with one of three lines"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
     return read_config(text, str(path), path.parent, overrides)

@@ -99,8 +99,17 @@ def _convert_any(value: Any, kind: Any, complain: Callable[[Path, str], None], p
     try:
         return msgspec.convert(value, kind, dec_hook=_hook)
     except (msgspec.ValidationError, ValueError) as error:
-        complain(path, str(error).split(" - at `$")[0])
+        says = str(error).split(" - at `$")[0]
+        values = _values(kind) if says.startswith("Invalid enum value") else []
+        complain(path, f"{value!r} is none of {', '.join(values)}" if values else says)
         return _WRONG
+
+
+def _values(kind: Any) -> list[str]:
+    """Return the values that a field may have, where that is a short list of words."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(value) for value in typing.get_args(kind)]
+    return [value for item in typing.get_args(kind) for value in _values(item)]
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:

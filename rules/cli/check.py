@@ -50,8 +50,12 @@ def check_config(file: Annotated[Path, typer.Argument(help="The daemon's configu
         errors += error.errors
     if errors:
         fail("\n".join(errors))
-    acts = f"mode {config.policy.mode}" + ("" if config.receiver else ", no receiver: nothing can be acted upon")
-    typer.echo(f"{file}: fine ({len(config.sources)} sources, rules {', '.join(config.rules)}, {acts})")
+    receiver = "no receiver" if config.receiver is None else f"receiver {config.receiver.url}"
+    says = f"{_count(len(config.sources), 'source')}, rules {', '.join(config.rules)}, mode {config.policy.mode}, {receiver}"
+    warnings = config.warnings()
+    for warning in warnings:
+        typer.echo(f"{file}: warning: {warning}")
+    typer.echo(f"{file}: {'usable' if warnings else 'fine'} ({says})")
 
 
 @app.command("rules")

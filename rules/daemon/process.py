@@ -126,6 +126,8 @@ class Daemon:
         self._schedule.start()
         self._polling.round()
         self._following.start()
+        for warning in self._config.warnings():
+            self._log.warning(warning)
         self._log.info("listening", address=self.address, mode=self._config.policy.mode, state=self._config.state)
 
     def stop(self) -> None:

@@ -120,7 +120,7 @@ def _plan(plan: dict[str, Any], console: Console) -> None:
     goes = f": back to step {words.step(target.get('step'))} ({target.get('path')})" if target else ""
     _say(console, f"plan {plan.get('plan_id', '')}{goes}", 4)
     if plan.get("skip_samples"):
-        skipped = ", ".join(f"{whole(first)}–{whole(end)}" for first, end in plan["skip_samples"])
+        skipped = ", ".join(f"[{first}, {end})" for first, end in plan["skip_samples"])
         _say(console, f"skip samples {skipped} ({plan.get('skip_mode')})", 6)
     for field, sentence in (plan.get("reasons") or {}).items():
         _say(console, f"{field}: {sentence}", 6, "dim")

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.rules.config import ConfigError, check_address, read_config, read_secret, read_webhook_secret
+from trainwarden.rules.config import (
+    ConfigError,
+    check_address,
+    load_config,
+    read_config,
+    read_secret,
+    read_webhook_secret,
+)
 from trainwarden.rules.fields import seconds
 
 GOOD = """\
@@ -143,3 +150,22 @@ def test_addresses_are_host_and_port() -> None:
     ):
         with pytest.raises(ValueError, match="host:port"):
             check_address(wrong)
+
+
+def test_a_word_that_is_none_of_the_known_ones_is_answered_with_them() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.mode: 'acts' is none of observe, approve, act"):
+        read_config("sources: [{folder: x}]\npolicy: {mode: acts}\n", "t.yml", Path())
+
+
+def test_a_missing_file_is_answered_with_where_one_to_begin_with_stands(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yml: there is no such file; docs/daemon\.md"):
+        load_config(tmp_path / "absent.yml")
+
+
+@pytest.mark.parametrize("mode", ["approve", "act"])
+def test_acting_without_a_receiver_is_warned_of(mode: str) -> None:
+    config = read_config("sources: [{folder: x}]\n", "t.yml", Path(), {"mode": mode})
+    assert config.warnings() == [
+        f"policy.mode: {mode} without a receiver: nothing can be acted upon; configure receiver"
+    ]
+    assert read_config("sources: [{folder: x}]\n", "t.yml", Path()).warnings() == []
