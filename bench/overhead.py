@@ -5,6 +5,9 @@ at every step. All arms of a round share one baseline, their order changes from 
 only during its own blocks. Reported are the ratio of the totals (``_mid``) and the upper end of its 95 % bootstrap interval over
 rounds; ``ratio_probed_step`` is a step with all probes over a step without any, in the default arm.
 
+Twenty rounds take under ten minutes on two idle cores. What is measured so far is written after each round, with ``"partial": true``
+until all rounds are done: a bench that is stopped, by ``--minutes`` or Ctrl-C, leaves it behind.
+
     python bench/overhead.py --output .bench/overhead.json
     python bench/overhead.py --tokens 2048 --rounds 30
 """
@@ -17,7 +20,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ CADENCE = 10
 ARMS: dict[str, dict[str, Any] | None] = {"base": None, "default": {"cadence": CADENCE}, "full": {"cadence": 1}}
 #: Steps of a block; the first one, which is always probed, is not timed: exactly one timed step of the default arm is due.
 BLOCK = CADENCE + 1
+#: Steps before the first round: the first makes the optimizer's state, the next ones settle the allocator.
+WARM_UP = 3
 
 
 class Layer(nn.Module):
@@ -153,24 +158,8 @@ def interval(over: np.ndarray, under: np.ndarray, resamples: int = 4000) -> tupl
     return float(over.sum() / under.sum()), float(np.quantile(ratios, 0.975))
 
 
-def measure(trainer: Trainer, rounds: int, minutes: float, folder: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the rounds and return what they show; stops early rather than taking longer than ``minutes``."""
-    end = time.monotonic() + 60 * minutes
-    seconds: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
-    for _ in range(2):
-        trainer.block(None, folder)  # warm up
-    names = list(ARMS)
-    longest = 0.0
-    for number in range(rounds):
-        began = time.monotonic()
-        if began + longest > end:
-            say(f"stopped after {number} rounds: {minutes:g} minutes are over")
-            break
-        turn = names[number % len(names) :] + names[: number % len(names)]
-        for arm in turn if number % 2 == 0 else turn[::-1]:
-            seconds[arm].append(trainer.block(ARMS[arm], folder))
-        longest = max(longest, time.monotonic() - began)
-        say(f"round {number + 1}/{rounds}: {time.monotonic() - began:.1f} s")
+def summary(seconds: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Return what the rounds so far show. ``seconds`` holds the seconds of each timed step, by arm and block."""
     base = np.array([sum(block) for block in seconds["base"]])
     found: dict[str, Any] = {}
     for arm in ("default", "full"):
@@ -184,43 +173,109 @@ def measure(trainer: Trainer, rounds: int, minutes: float, folder: str, say: Cal
     return found
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, help="where to write the JSON")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=18.0, help="stop rather than take longer")
+def measure(trainer: Trainer, rounds: int, end: float, folder: str) -> Iterator[dict[str, Any]]:
+    """Yield what all rounds so far show, after each of them. None is begun that would last beyond ``end`` (monotonic)."""
+    seconds: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    for _ in range(WARM_UP):
+        trainer.step(None)
+    names = list(ARMS)
+    longest = 0.0
+    for number in range(rounds):
+        began = time.monotonic()
+        if began + longest > end:
+            break
+        turn = names[number % len(names) :] + names[: number % len(names)]
+        for arm in turn if number % 2 == 0 else turn[::-1]:
+            seconds[arm].append(trainer.block(ARMS[arm], folder))
+        longest = max(longest, time.monotonic() - began)
+        yield summary(seconds)
+
+
+def outlook(took: float, rounds: int, left: float) -> str:
+    """Say how long it will last, after a first round of ``took`` seconds with ``left`` seconds to go.."""
+    fit = 1 + int(left / took)
+    says = f"{rounds} rounds of about {took:.0f} s: {max(1.0, took * rounds / 60):.0f} min"
+    if fit >= rounds:
+        return says
+    return f"{says}, of which the budget allows about {fit} rounds; raise --minutes, or leave the machine idle, for all"
+
+
+def write(output: Path | None, found: dict[str, Any]) -> None:
+    """Replace the output, whole or not at all."""
+    if output is None:
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draft = output.with_name(output.name + ".writing")
+    draft.write_text(json.dumps(found, indent=2) + "\n")
+    draft.replace(output)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, help="where to write the JSON, after each round")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of one block an arm")
+    parser.add_argument("--minutes", type=float, default=15.0, help="begin no round that would end later than this")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of a step")
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=320)
-    parser.add_argument("--vocabulary", type=int, default=1024)
-    parser.add_argument("--threads", type=int, help="threads of torch; default: as torch chooses")
+    parser.add_argument("--layers", type=int, default=8, help="of the model")
+    parser.add_argument("--width", type=int, default=320, help="of the model")
+    parser.add_argument("--vocabulary", type=int, default=1024, help="of the model")
+    parser.add_argument("--threads", type=int, help="of torch; None: as torch chooses")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is not positive")
+    return options
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)
     began = time.monotonic()
+    end = began + 60 * options.minutes
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(options.layers, options.width, options.vocabulary, options.length, options.tokens)
         parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-        print(f"{parameters / 1e6:.1f} M parameters, {options.tokens} tokens a step, {torch.get_num_threads()} threads")
+        print(
+            f"{parameters / 1e6:.1f} M parameters, {options.tokens} tokens a step, {torch.get_num_threads()} threads, on a machine "
+            f"with {os.cpu_count()} cores and load {os.getloadavg()[0]:.1f}\n"
+            f"{options.rounds} rounds of {len(ARMS)} blocks ({', '.join(ARMS)}) of {BLOCK} steps, {options.minutes:g} minutes at most; "
+            f"the first round tells how long it takes",
+            flush=True,
+        )
         syncs = host_syncs(folder)
-        found = measure(trainer, options.rounds, options.minutes, folder, lambda says: print(says, flush=True))
-    found = {
-        **found,
-        "host_syncs_per_step": int(syncs) if syncs == int(syncs) else syncs,
-        "parameters": parameters,
-        "tokens": options.tokens,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "seconds": round(time.monotonic() - began, 1),
-    }
+        about = {
+            "host_syncs_per_step": int(syncs) if syncs == int(syncs) else syncs,
+            "parameters": parameters,
+            "tokens": options.tokens,
+            "threads": torch.get_num_threads(),
+            "cores": os.cpu_count(),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
+        turned = time.monotonic()
+        try:
+            for shown in measure(trainer, options.rounds, end, folder):
+                now = time.monotonic()
+                found = {**shown, **about, "seconds": round(now - began, 1)}
+                if shown["rounds"] < options.rounds:
+                    found["partial"] = True
+                write(options.output, found)
+                ratios = f"default {shown['ratio_default_mid']:.3f}, full {shown['ratio_full_mid']:.3f} so far"
+                print(f"round {shown['rounds']}/{options.rounds}: {now - turned:.1f} s; {ratios}", flush=True)
+                if shown["rounds"] == 1:
+                    print(outlook(now - turned, options.rounds, end - now), flush=True)
+                turned = now
+        except KeyboardInterrupt:
+            print("interrupted")
+    if not found or "partial" in found:
+        print(f"stopped after {found.get('rounds', 0)} of {options.rounds} rounds: the result is partial")
     print(json.dumps(found, indent=2))
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(steps: int = 300) -> None:
 
     exporter = Exporter(model, optimizer, run="minimal")  # 1
     loader = exporter.wrap(loader, seed=0, dataset="this file")  # 2: sample positions, and skips after a rollback
-    print(f"http://127.0.0.1:{exporter.port}/metrics")
+    print("not watched" if exporter.port is None else f"http://127.0.0.1:{exporter.port}/metrics")
 
     while exporter.global_step < steps:
         for batch in loader:

@@ -1,8 +1,9 @@
 """The exporter as a trainer meets it: four lines around a training loop.
 
 Everything public here may be called from the training loop at any time and raises nothing into it (but for arguments of a
-wrong type when the exporter is made): a fault of ours is caught, said once, counted. ``TRAINWARDEN_DISABLE=1`` turns all of
-it off.
+wrong type when the exporter is made): a fault of ours is caught, said once, counted. With ``TRAINWARDEN_DISABLE=1``, and
+where it cannot be put together, nothing is observed, written, served or hooked; the script steps, reads its data and
+resumes as it would otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from trainwarden.runfolder import RunFolder
 from .assembly import Parts, assemble
 from .drain import Call, ClosedStep
 from .ending import Ending
-from .loader import watch
+from .identity import next_attempt
+from .loader import Skips, watch
 from .notices import Notices
 from .resume import Resume
 from .settings import Settings, disabled
@@ -89,7 +91,7 @@ class Exporter:
             roots=None if roots is None else tuple(Path(root) for root in roots),
             **settings,
         )
-        folder = RunFolder(name, self._settings.folder)
+        self._folder = RunFolder(name, self._settings.folder)
         self._pid = os.getpid()
         self._notices = Notices()
         self._step = 0
@@ -104,7 +106,7 @@ class Exporter:
         if disabled():
             return
         try:
-            self._parts = assemble(model, self._optimizers, self._settings, folder, scaler, self._notices)
+            self._parts = assemble(model, self._optimizers, self._settings, self._folder, scaler, self._notices)
             self._ending = Ending(self._end)
             _alive.add(self)
         except Exception as error:
@@ -124,8 +126,14 @@ class Exporter:
 
     @property
     def attempt(self) -> int | None:
-        """The number of this attempt, or None where the exporter is off."""
-        return self._parts.identity.attempt if self._parts is not None else None
+        """The number of this attempt; where the exporter is off, the one that it would have. None: it cannot be read."""
+        if self._parts is not None:
+            return self._parts.identity.attempt
+        try:
+            return self._read_resume().attempt
+        except Exception as error:
+            self._notices.fault("choosing the attempt", error)
+            return None
 
     @property
     def start_id(self) -> str | None:
@@ -149,11 +157,10 @@ class Exporter:
     ) -> Any:
         """Return a loader that knows the positions it hands out and leaves out what plans exclude.
 
-        The arguments are those of :func:`exporter.loader.watch`. Where that refuses, the loader itself is returned: the run
-        goes on without positions.
+        The arguments are those of :func:`exporter.loader.watch`. The same loader comes back where the exporter is off. Where
+        ``watch`` refuses, the given loader itself is returned, and why is in :attr:`notices`: the run goes on without
+        positions, skips and ``state_dict``.
         """
-        if self._live() is None:
-            return loader
         try:
             watched = watch(
                 loader,
@@ -162,7 +169,7 @@ class Exporter:
                 shards=shards,
                 reserve=reserve,
                 dataset=dataset,
-                skips=self._read_resume().skips,
+                skips=self._skips(),
             )
             self._loaders.append(watched)
             return watched
@@ -172,8 +179,6 @@ class Exporter:
 
     def resume(self) -> Target | None:
         """Return the checkpoint to load before training, None to begin from scratch. Call :meth:`resumed` afterwards."""
-        if self._live() is None:
-            return None
         try:
             return self._read_resume().target
         except Exception as error:
@@ -182,12 +187,18 @@ class Exporter:
 
     def resumed(self, step: int) -> None:
         """Say that the state after ``step`` is loaded (0: from scratch). Applies what the plan asks of the optimizers."""
-        parts = self._live()
-        if parts is None or self._started:
+        if self._started:
             return
         try:
             self._step = int(step)
-            self._start(parts, resumed=True)
+            parts = self._live()
+            if parts is None:
+                self._started = True
+                left_undone = self._read_resume().left_undone()
+                if left_undone is not None:
+                    self._notices.say("plan", f"trainwarden is off, and {left_undone}")
+            else:
+                self._start(parts, resumed=True)
         except Exception as error:
             self._notices.fault("resuming", error)
 
@@ -203,8 +214,10 @@ class Exporter:
         """
         parts = self._live()
         if parts is None:
+            self._pass_unseen()
             return
         began = time.perf_counter()
+        number = self._step + 1
         try:
             if not self._started:
                 self._start(parts)
@@ -213,6 +226,7 @@ class Exporter:
         except Exception as error:
             self._notices.fault("closing a step", error)
         finally:
+            self._step = number
             parts.observer.seconds += time.perf_counter() - began
 
     def checkpoint(
@@ -269,11 +283,37 @@ class Exporter:
         return None if self._finished or self._pid != os.getpid() else self._parts
 
     def _read_resume(self) -> Resume:
-        assert self._parts is not None
+        """Return what the run's folder says to this attempt. Reads alone; without parts nobody else says what is wrong."""
         if self._resume is None:
             roots = None if self._settings.roots is None else list(self._settings.roots)
-            self._resume = Resume.read(self._parts.folder, self._parts.identity.attempt, roots)
+            if self._parts is not None:
+                self._resume = Resume.read(self._parts.folder, self._parts.identity.attempt, roots)
+            else:
+                self._resume = Resume.read(self._folder, next_attempt(self._folder, self._notices), roots)
+                if self._resume.notices:
+                    self._notices.say("resume", "; ".join(self._resume.notices))
         return self._resume
+
+    def _skips(self) -> Skips:
+        """Return what the data leaves out. A folder that cannot be read costs the skips, not the loader's positions."""
+        try:
+            return self._read_resume().skips
+        except Exception as error:
+            self._notices.fault("reading what to skip", error)
+            return Skips()
+
+    def _pass_unseen(self) -> None:
+        """Count a step that is not recorded, and let go of its batches."""
+        self._started = True
+        self._step += 1
+        self._batches = []
+        if self._resume is not None:
+            self._resume.closed(self._step)  # a ramp goes on after close()
+        for loader in self._loaders:
+            try:
+                loader.consumed()
+            except Exception as error:
+                self._notices.fault("letting go of a batch", error)
 
     def _start(self, parts: Parts, resumed: bool = False) -> None:
         """Apply the plan, and record the start event and what came before it."""
@@ -343,7 +383,6 @@ class Exporter:
             parts.drain.submit(ClosedStep(reading, staged, time.time(), self._phase))
         finally:
             self._batches = []
-            self._step = number
             if self._resume is not None:
                 self._resume.closed(number)
             observer.begin(number + 1)

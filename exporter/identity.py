@@ -73,8 +73,8 @@ def _parent() -> str:
         return str(parent)
 
 
-def choose_attempt(folder: RunFolder, notices: Notices) -> int:
-    """Return this start's attempt, and leave its folder behind with the launch that it belongs to.
+def next_attempt(folder: RunFolder, notices: Notices) -> int:
+    """Return the attempt of a start that begins now, by reading alone.
 
     ``TRAINWARDEN_ATTEMPT`` where that is not lower than an attempt that exists; the newest attempt again for the same
     launch; else one more than the newest, 0 in an empty folder.
@@ -86,12 +86,16 @@ def choose_attempt(folder: RunFolder, notices: Notices) -> int:
     if given is not None:
         if given < newest:
             notices.say("attempt", f"TRAINWARDEN_ATTEMPT is {given}, but attempt {newest} exists: going on as {newest}")
-        attempt = max(given, newest)
-    elif known and name is not None and _launch_of(folder, newest) == name:
-        attempt = newest
-    else:
-        attempt = newest + 1
-    write_whole(folder.path / f"attempt-{attempt}" / "launch.json", msgspec.json.encode({"launch": name}))
+        return max(given, newest)
+    if known and name is not None and _launch_of(folder, newest) == name:
+        return newest
+    return newest + 1
+
+
+def choose_attempt(folder: RunFolder, notices: Notices) -> int:
+    """Return :func:`next_attempt`, and leave the attempt's folder behind with the launch that it belongs to."""
+    attempt = next_attempt(folder, notices)
+    write_whole(folder.path / f"attempt-{attempt}" / "launch.json", msgspec.json.encode({"launch": launch()}))
     return attempt
 
 

@@ -81,9 +81,6 @@ class Resume:
             resume.notices.append(f"nothing chosen to resume from: {type(error).__name__}: {error}")
         if resume._line is not None and resume.plan is None and _changes_rate(resume._line):
             resume._rate = _rate(resume._line, resume._line.target)
-            resume.notices.append(
-                f"plan {resume._line.plan_id}: its learning rate factor and what is left of its ramp go on from the checkpoint"
-            )
         return resume
 
     def apply(
@@ -101,8 +98,11 @@ class Resume:
         self._optimizers, unknown = _unwrapped(optimizers)
         plan = self.plan
         if plan is None:
-            if self._rate.changes:
+            if self._line is not None and self._rate.changes:
                 self._install(start_step, unknown, refused)
+                self.notices.append(
+                    f"plan {self._line.plan_id}: its learning rate factor and what is left of its ramp go on from the checkpoint"
+                )
                 self.notices += [f"{name}: {reason}" for name, reason in refused.items()]
             return None
         was_reset = plan.reset_optimizer and self._reset(unknown, refused)
@@ -141,6 +141,15 @@ class Resume:
             not_applied=refused,
         )
         return self._applied
+
+    def left_undone(self) -> str | None:
+        """Say what an attempt that nobody watches leaves out of the plan, or None. Its target and skips hold all the same."""
+        if self.plan is not None:
+            asked = "its reset, learning rate factor and ramp are not applied; its target and skips hold"
+            return f"plan {self.plan.plan_id} is in force: {asked}"
+        if self._line is not None and self._rate.changes:
+            return f"plan {self._line.plan_id}: what is left of its learning rate factor and ramp is not applied"
+        return None
 
     def lr_factor(self, step: int) -> float:
         """Return what the scheduled learning rate is multiplied by at a global step: ramp times factor."""

@@ -154,8 +154,7 @@ def test_disabled_it_touches_nothing_at_all(tmp_path: Path, monkeypatch: pytest.
     model = make()
     optimizer = torch.optim.AdamW(model.parameters())
     exporter = watch(model, optimizer, tmp_path)
-    loader = [1, 2, 3]
-    assert exporter.wrap(loader) is loader
+    assert list(exporter.wrap([1, 2, 3])) == [1, 2, 3]
     assert exporter.resume() is None
     exporter.resumed(0)
     with exporter.phase("evaluation"):
@@ -164,7 +163,9 @@ def test_disabled_it_touches_nothing_at_all(tmp_path: Path, monkeypatch: pytest.
     exporter.step(1.0)
     exporter.checkpoint(1, "x")
     exporter.close()
-    assert (exporter.port, exporter.attempt, exporter.start_id) == (None, None, None)
+    assert (exporter.port, exporter.attempt, exporter.start_id) == (None, 0, None)
+    assert exporter.global_step == 1
+    assert exporter.notices == []
     assert list(tmp_path.iterdir()) == []
     assert before == (torch.nn.utils.clip_grad.clip_grad_norm_, torch.nn.utils.get_total_norm)
     assert not optimizer._optimizer_step_pre_hooks
