@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
     parser.add_argument("--settle", type=float, default=20.0, help="how long to wait before, once it has caught up")
-    parser.add_argument("--poll-interval", type=float, default=5.0)
+    parser.add_argument("--poll-interval", type=float, default=10.0)
     parser.add_argument("--history", type=int, default=100, help="records that each run has at the start")
     parser.add_argument("--port", type=int, default=17099, help="of the daemon's API")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
