@@ -138,8 +138,7 @@ def write(path: Path, step: int, model: Any, optimizer: Any, scheduler: Any, loa
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
-        # TRAINWARDEN_DISABLE=1 hands the plain loader back, which has no position to save
-        "loader": loader.state_dict() if hasattr(loader, "state_dict") else None,
+        "loader": loader.state_dict(),
         "rng": torch.get_rng_state(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
