@@ -171,8 +171,7 @@ def load(path: Path, model: Any, optimizer: Any, scheduler: Any, loader: Any) ->
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
-    if state["loader"] is not None:
-        loader.load_state_dict(state["loader"])
+    loader.load_state_dict(state["loader"])
     torch.set_rng_state(state["rng"])
     step: int = state["step"]
     return step
