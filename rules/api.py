@@ -1,4 +1,4 @@
-"""The daemon's HTTP API: incidents, health and metrics. It only reads, and listens on loopback unless configured.
+"""The daemon's HTTP API: incidents, commands about them, health and metrics. It listens on loopback unless configured.
 
 Answers under ``/api`` are ``{"status": "success", "data": …}`` or ``{"status": "error", "error": …}``. What it shows
 was committed: after a crash the same is there.
@@ -9,20 +9,23 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from typing import get_args
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from trainwarden.rules.commands import MOST_BYTES, Commands, Name, Refused
 from trainwarden.rules.metrics import Metrics
 from trainwarden.rules.store import Store
 
 _MOST = 10_000
 
 
-def make_app(store: Store, metrics: Metrics, unready: Callable[[], str]) -> Starlette:
+def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], commands: Commands) -> Starlette:
     """Return the application; ``unready()`` says why the daemon is not ready, or nothing."""
 
     def incidents(request: Request) -> Response:
@@ -38,6 +41,21 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str]) -> Star
         if found is None:
             return _error(404, f"no incident {request.path_params['identity'][:64]}")
         return _data(found)
+
+    async def command(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                break
+        path, given = request.path_params, request.headers.get("authorization", "")
+        if path["command"] not in get_args(Name):
+            return _error(404, f"commands are {', '.join(get_args(Name))}")
+        try:
+            await run_in_threadpool(commands.take, path["command"], path["identity"], given, body)
+        except Refused as refused:
+            return _error(refused.status, str(refused))
+        return JSONResponse({"status": "success", "data": {"taken": path["command"]}}, status_code=202)
 
     def notices(request: Request) -> Response:
         return _data(store.rows("notice", request.query_params.get("run")))
@@ -61,6 +79,7 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str]) -> Star
             Route("/", landing),
             Route("/api/v1/incidents", incidents),
             Route("/api/v1/incidents/{identity}", incident),
+            Route("/api/v1/incidents/{identity}/{command}", command, methods=["POST"]),
             Route("/api/v1/notices", notices),
             Route("/-/healthy", healthy),
             Route("/-/ready", ready),
@@ -84,7 +103,14 @@ class Api:
         OSError: the address is taken.
     """
 
-    def __init__(self, store: Store, metrics: Metrics, unready: Callable[[], str], listen: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        unready: Callable[[], str],
+        commands: Commands,
+        listen: tuple[str, int],
+    ) -> None:
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -95,7 +121,7 @@ class Api:
             self._socket.close()
             raise OSError(error.errno, f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}") from None
         config = uvicorn.Config(
-            make_app(store, metrics, unready),
+            make_app(store, metrics, unready, commands),
             log_config=None,
             access_log=False,
             lifespan="off",

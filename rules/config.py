@@ -110,7 +110,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file. Observe-only by default: acting is ``policy: {mode: act}``.
 
     ``snapshot_interval`` is the longest time between two transactions; an effect never waits for it. Finished outbox
-    rows and closed journal rows are kept for ``retention``.
+    rows and closed journal rows are kept for ``retention``. ``act_token_file`` holds the bearer token that commands to the
+    API (approve, acknowledge, dismiss) must carry; without it the API only reads.
     """
 
     sources: list[SourceConfig]
@@ -125,6 +126,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[str] = msgspec.field(default_factory=lambda: ["default"])
     policy: Settings = Settings()
     receiver: ReceiverConfig | None = None
+    act_token_file: str | None = None
     limits: Limits = Limits()
     log: LogConfig = LogConfig()
     #: Folder that relative paths are relative to; not a field of the file.
@@ -140,11 +142,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def warnings(self) -> list[str]:
         """Return what can be used but will hardly do what was meant, a sentence each."""
+        found = []
         if self.policy.mode != "observe" and self.receiver is None:
-            return [
+            found.append(
                 f"policy.mode: {self.policy.mode} without a receiver: nothing can be acted upon; configure receiver"
-            ]
-        return []
+            )
+        if self.policy.mode == "approve" and self.act_token_file is None:
+            found.append("policy.mode: approve without act_token_file: nobody can approve; configure act_token_file")
+        return found
 
     def path(self, text: str) -> Path:
         """Return a path of the file as it lies on disk."""

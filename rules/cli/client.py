@@ -19,10 +19,25 @@ def ask(url: str, path: str, params: dict[str, str] | None = None) -> Any:
     Raises:
         ApiError: it cannot be reached, or answers with an error.
     """
+    return _exchange(url, "GET", path, params=params)
+
+
+def tell(url: str, path: str, token: str, body: dict[str, Any]) -> Any:
+    """Send a command to the daemon at ``url`` and return the ``data`` of its answer.
+
+    Raises:
+        ApiError: it cannot be reached, or refuses.
+    """
+    return _exchange(url, "POST", path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+def _exchange(url: str, method: str, path: str, **request: Any) -> Any:
     session = requests.Session()
     session.trust_env = False
     try:
-        response = session.get(f"{url.rstrip('/')}{path}", params=params, timeout=_TIMEOUT, allow_redirects=False)
+        response = session.request(
+            method, f"{url.rstrip('/')}{path}", timeout=_TIMEOUT, allow_redirects=False, **request
+        )
         body = response.json()
     except requests.JSONDecodeError:
         raise ApiError(f"{url}: answers, but not as a trainwarden daemon (is --url right?)") from None

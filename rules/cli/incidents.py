@@ -1,18 +1,26 @@
-"""``trainwarden incidents list|show``: what the running daemon found, through its API."""
+"""``trainwarden incidents list|show|ack|approve|dismiss``: what the running daemon found, and a word about it, through its API."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainwarden.rules.cli.output import console, fail, write
 
-app = typer.Typer(no_args_is_help=True, help="Look at the incidents of a running daemon.")
+app = typer.Typer(no_args_is_help=True, help="Look at the incidents of a running daemon, and answer for them.")
 
 Url = Annotated[str, typer.Option("--url", envvar="TRAINWARDEN_URL", help="Address of the daemon's API.")]
 HERE = "http://127.0.0.1:17080"
+Identity = Annotated[str, typer.Argument(metavar="ID", help="The incident's id.")]
+TokenFile = Annotated[
+    Path,
+    typer.Option("--token-file", envvar="TRAINWARDEN_ACT_TOKEN_FILE", help="The daemon's act_token_file (mode 0600)."),
+]
+Author = Annotated[str, typer.Option(help="Who says so; default: the user who runs the command.")]
+Comment = Annotated[str, typer.Option(help="Why; it is kept in the timeline.")]
 
 
 class Output(StrEnum):
@@ -52,7 +60,7 @@ def list_incidents(
 
 @app.command("show")
 def show_incident(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="The incident's id.")],
+    identity: Identity,
     output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
     url: Url = HERE,
 ) -> None:
@@ -66,6 +74,50 @@ def show_incident(
     from trainwarden.rules.report.terminal import incident_to_text
 
     incident_to_text(row, console())
+
+
+@app.command("ack")
+def acknowledge_incident(
+    identity: Identity, token_file: TokenFile, author: Author = "", comment: Comment = "", url: Url = HERE
+) -> None:
+    """Say that somebody looks after an incident."""
+    _tell(url, identity, "acknowledge", token_file, author, comment, None)
+
+
+@app.command("approve")
+def approve_incident(
+    identity: Identity,
+    token_file: TokenFile,
+    plan: Annotated[str, typer.Option(help="Id of the plan that you saw; another one is not approved.")],
+    author: Author = "",
+    comment: Comment = "",
+    url: Url = HERE,
+) -> None:
+    """Let the plan of an incident be carried out."""
+    _tell(url, identity, "approve", token_file, author, comment, plan)
+
+
+@app.command("dismiss")
+def dismiss_incident(
+    identity: Identity, token_file: TokenFile, author: Author = "", comment: Comment = "", url: Url = HERE
+) -> None:
+    """Close an incident without action."""
+    _tell(url, identity, "dismiss", token_file, author, comment, None)
+
+
+def _tell(url: str, identity: str, name: str, token_file: Path, author: str, comment: str, plan: str | None) -> None:
+    import getpass
+    from urllib.parse import quote
+
+    from trainwarden.rules.cli.client import ApiError, tell
+    from trainwarden.rules.config import ConfigError, read_secret
+
+    body = {"author": author or getpass.getuser(), "comment": comment, "plan_id": plan}
+    try:
+        tell(url, f"/api/v1/incidents/{quote(identity, safe='')}/{name}", read_secret(token_file), body)
+    except (ApiError, ConfigError) as error:
+        fail(str(error))
+    typer.echo(f"{name}: taken; `trainwarden incidents show {identity}` tells what came of it")
 
 
 def _ask(url: str, path: str, params: dict[str, str] | None) -> Any:

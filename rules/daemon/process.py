@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from trainwarden.rules.api import Api
+from trainwarden.rules.commands import Commands
 from trainwarden.rules.config import Config, ConfigError, ReceiverConfig, check_address, read_webhook_secret
 from trainwarden.rules.core.effects import Query
 from trainwarden.rules.core.inputs import Observation, Tick
@@ -85,7 +86,9 @@ class Daemon:
                 follow or Follow(), self._positions, self._inbox.put, self._metrics, config.poll_interval
             )
             self._schedule = Schedule(self._metrics)
-            self._api = Api(self._store, self._metrics, self.unready, check_address(config.listen))
+            token = None if config.act_token_file is None else config.path(config.act_token_file)
+            commands = Commands(self._store, self._inbox, token)
+            self._api = Api(self._store, self._metrics, self.unready, commands, check_address(config.listen))
         except BaseException:
             self._store.close()
             raise

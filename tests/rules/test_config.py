@@ -164,8 +164,16 @@ def test_a_missing_file_is_answered_with_where_one_to_begin_with_stands(tmp_path
 
 @pytest.mark.parametrize("mode", ["approve", "act"])
 def test_acting_without_a_receiver_is_warned_of(mode: str) -> None:
-    config = read_config("sources: [{folder: x}]\n", "t.yml", Path(), {"mode": mode})
+    config = read_config("sources: [{folder: x}]\nact_token_file: x\n", "t.yml", Path(), {"mode": mode})
     assert config.warnings() == [
         f"policy.mode: {mode} without a receiver: nothing can be acted upon; configure receiver"
     ]
     assert read_config("sources: [{folder: x}]\n", "t.yml", Path()).warnings() == []
+
+
+def test_approval_that_nobody_can_give_is_warned_of() -> None:
+    text = "sources: [{folder: x}]\nreceiver: {url: 'http://127.0.0.1:1/webhook', secret_file: x}\n"
+    config = read_config(text, "t.yml", Path(), {"mode": "approve"})
+    assert config.warnings() == [
+        "policy.mode: approve without act_token_file: nobody can approve; configure act_token_file"
+    ]

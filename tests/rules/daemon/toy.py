@@ -70,9 +70,9 @@ def feed(state: Toy, value: Input) -> list[Effect]:
             state.seen.append(seen)
     elif isinstance(value, Tick):
         state.ticks += 1
-    effects.append(
-        Save("incident", "toy", {"id": "toy", "run": "toy", "state": "watching", **msgspec.to_builtins(state)})
-    )
+    plan = {"plan_id": "p0"} if state.asked else None
+    row = {"id": "toy", "run": "toy", "state": "watching", "plan": plan, **msgspec.to_builtins(state)}
+    effects.append(Save("incident", "toy", row))
     return effects
 
 
