@@ -72,7 +72,10 @@ def test_a_second_daemon_that_is_late_and_misses_records_does_not_make_it_two(tm
         wait_until(trainer.done, PATIENCE, what="the training is done")
         one = loop.wait_until_recovered()
         other = loop.wait_until_recovered(second)
-        assert one["webhook_id"] == other["webhook_id"], "both ask under one id, whatever each of them saw"
+        asked = {one["webhook_id"], other["webhook_id"]} - {
+            None
+        }  # the slower one may find the start ended, and not ask
+        assert len(asked) == 1, "whoever asks does so under one id, whatever each of them saw"
         assert one["state"] == "recovered"
         assert other["action"] == "rollback"
         assert loop.attempts() == [0, 1]
