@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import structlog
@@ -15,6 +15,7 @@ from trainwarden.rules.commands import Commands
 from trainwarden.rules.config import Config, ConfigError, ReceiverConfig, check_address, read_webhook_secret
 from trainwarden.rules.core.effects import Query
 from trainwarden.rules.core.inputs import Observation, Tick
+from trainwarden.rules.core.state import IncidentState
 from trainwarden.rules.daemon.delivery import Delivery
 from trainwarden.rules.daemon.following import Follow, Following
 from trainwarden.rules.daemon.inbox import Inbox
@@ -33,18 +34,7 @@ _PRUNE_SECONDS = 3600.0
 #: Ticks begin at the latest this long after the start, also if some source has not been polled by then.
 _FIRST_ROUND_SECONDS = 30.0
 #: States of an incident (design of the life cycle); each is in the metrics from the start.
-INCIDENT_STATES = (
-    "watching",
-    "confirmed",
-    "awaiting_approval",
-    "acting",
-    "verifying",
-    "recovered",
-    "not_recovered",
-    "inconclusive",
-    "escalated",
-    "dismissed",
-)
+INCIDENT_STATES: tuple[str, ...] = get_args(IncidentState)
 
 
 class Daemon:
