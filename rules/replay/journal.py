@@ -18,7 +18,7 @@ from trainwarden.rules.core.inputs import Start
 from trainwarden.rules.sources.lines import check
 
 from .attempts import Placed
-from .files import ReplayError, ignore, read_lines
+from .files import ReplayError, ignore, is_packed, read_lines
 
 
 class Stream(msgspec.Struct):
@@ -63,15 +63,22 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def read_stream(stream: Stream, told: Callable[[int], None] = ignore) -> Iterator[Placed]:
+def read_stream(
+    stream: Stream, told: Callable[[int], None] = ignore, damaged: Callable[[Path, str], None] = lambda path, what: None
+) -> Iterator[Placed]:
     """Yield a stream's lines in order, each once. A torn last line of a file ends that file without an error.
+
+    ``damaged`` is called with a file that is a damaged gzip and what is wrong with it; lines in it that are no records are left out.
 
     Raises:
         ReplayError: a line that is whole is no record.
     """
     seq = 0
     for path in stream.files:
-        for number, line in enumerate(read_lines(path, told), start=1):
+        faults: list[str] = []
+        wrong: ReplayError | None = None
+        packed = is_packed(path)
+        for number, line in enumerate(read_lines(path, told, faults.append), start=1):
             if not line.strip():
                 continue
             try:
@@ -86,18 +93,29 @@ def read_stream(stream: Stream, told: Callable[[int], None] = ignore) -> Iterato
             except RecordError as error:
                 if not line.endswith(b"\n"):
                     break
-                raise ReplayError(f"{path}:{number}: {error}") from None
+                wrong = wrong or ReplayError(f"{path}:{number}: {error}")
+                if not packed:
+                    raise wrong from None
+                continue  # whether the gzip is damaged is known at its end
             if item.seq > seq:
                 seq = item.seq
                 yield stream.start, stream.rank, item
+        if faults:
+            damaged(path, faults[0])
+        elif wrong is not None:
+            raise wrong
 
 
-def merged_streams(streams: list[Stream], told: Callable[[int], None] = ignore) -> Iterator[Placed]:
+def merged_streams(
+    streams: list[Stream],
+    told: Callable[[int], None] = ignore,
+    damaged: Callable[[Path, str], None] = lambda path, what: None,
+) -> Iterator[Placed]:
     """Yield all lines of a run's streams by time; a clock that went back does not change a stream's own order."""
 
     def keyed(stream: Stream, turn: int) -> Iterator[tuple[float, int, int, Placed]]:
         newest = -math.inf
-        for count, placed in enumerate(read_stream(stream, told)):
+        for count, placed in enumerate(read_stream(stream, told, damaged)):
             newest = max(newest, placed[2].time)
             yield newest, turn, count, placed
 

@@ -9,12 +9,13 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from trainwarden.record import Header, RecordError, decode_line
+from trainwarden.record import Header, RecordError, Step, decode_line
 
 from .attempts import SPACE, Attempts, Placed
 from .columns import Columns
@@ -102,29 +103,45 @@ def merged(recording: Recording, told: Callable[[int], None] = ignore) -> Iterat
     Raises:
         ReplayError: the file cannot be read, or holds no step.
     """
-    if recording.format == JOURNAL:
-        yield from merged_streams(recording.streams, told)
-        return
+    faults: dict[Path, str] = {}
+    records = 0
     notices = Notices()
-    attempts = Attempts(recording.run_uid, recording.run, Columns(recording.maps, notices), notices)
-    read = False
-    for path in recording.files:
-        reader = make_reader(recording.format, notices)
+    lines = _journal if recording.format == JOURNAL else _log
 
-        def cut(path: Path = path) -> None:
-            notices.add("torn", f"{path.name} ends in the middle of its gzip: all before is read.")
+    def damaged(path: Path, what: str) -> None:
+        faults.setdefault(path, what)
 
-        for placed in attempts.feed(reader.read(read_lines(path, told, cut))):
-            read = True
-            yield placed
-        reader.end()
-    for placed in attempts.end():
-        read = True
+    for placed in lines(recording, told, damaged, notices):
+        records += isinstance(placed[2], Step)
         yield placed
-    recording.notices = notices.rows()
-    if not read:
+    for path, what in faults.items():
+        of_all = " of all files" if len(recording.paths()) > 1 else ""
+        says = f"{path.name} is damaged ({what}): what could be read was read, {records:,} records{of_all}."
+        notices.add("damaged", says, signal=str(path))
+    recording.notices = [
+        {**row, "signal": None} if row["signal"] in map(str, faults) else row for row in notices.rows()
+    ]
+    if not records and recording.format != JOURNAL:
         said = " ".join(row["says"] for row in recording.notices[:3])
         raise ReplayError(f"{recording.source}: read as {recording.format}, it holds no step. {said}".rstrip())
+
+
+def _journal(
+    recording: Recording, told: Callable[[int], None], damaged: Callable[[Path, str], None], notices: Notices
+) -> Iterator[Placed]:
+    return merged_streams(recording.streams, told, damaged)
+
+
+def _log(
+    recording: Recording, told: Callable[[int], None], damaged: Callable[[Path, str], None], notices: Notices
+) -> Iterator[Placed]:
+    attempts = Attempts(recording.run_uid, recording.run, Columns(recording.maps, notices), notices)
+    for path in recording.files:
+        reader = make_reader(recording.format, notices)
+        lines = read_lines(path, told, partial(damaged, path))
+        yield from attempts.feed(reader.read(lines))
+        reader.end()
+    yield from attempts.end()
 
 
 class _Finding:
