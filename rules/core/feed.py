@@ -125,8 +125,22 @@ def _steps(turn: Turn, value: Steps) -> None:
     released = []
     for record in value.records:
         if _admitted(turn, alive, value.rank, record.seq, record.step):
+            unordered = alive.line.unordered
             released += take(alive.line, value.rank, record, settings.watermark_steps, settings.watermark_seconds)
+            if alive.line.unordered > unordered:
+                _unordered(turn, alive, value.rank, record.step)
     judge(turn, run, alive, released)
+
+
+def _unordered(turn: Turn, alive: Alive, rank: int, step: int) -> None:
+    """Say that a rank's steps go backwards within a start: at the first such record, and whenever their number has doubled."""
+    line = alive.line
+    count = line.unordered
+    if count & (count - 1) == 0:
+        newest = line.cursors[rank].last_step
+        says = f"Rank {rank}: step {step} came after step {newest} of the same start"
+        says += ": it is left out." if count == 1 else f": it is left out, as {count - 1} before it."
+        turn.notice(alive.start, "unordered", line.first_unordered, says)
 
 
 def _admitted(turn: Turn, alive: Alive, rank: int, seq: int, step: int | None) -> bool:

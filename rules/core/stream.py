@@ -68,6 +68,9 @@ class Line(Struct):
     missed: int = 0
     duplicates: int = 0
     late: int = 0
+    #: Of the late ones those behind their own rank's newest step, and the step of the first of them.
+    unordered: int = 0
+    first_unordered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,15 @@ def admit(line: Line, rank: int, seq: int) -> Gap | bool:
 def take(line: Line, rank: int, record: Step, watermark_steps: int, watermark_seconds: float) -> list[Released]:
     """Take one admitted record and return what it releases, in order of steps."""
     cursor = line.cursors.setdefault(rank, Cursor())
-    cursor.last_step = max(cursor.last_step, record.step)
+    newest = cursor.last_step
+    cursor.last_step = max(newest, record.step)
     cursor.last_time = record.time
     if record.step <= line.released or rank in line.pending.get(record.step, {}):
         line.late += 1
+        if record.step <= newest:
+            line.unordered += 1
+            if line.first_unordered is None:
+                line.first_unordered = record.step
         return []
     if line.awaited is not None and rank < line.world_size and rank not in line.awaited:
         line.awaited.append(rank)
