@@ -8,10 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trainwarden.rules.annotations import AnnotationError, render
 from trainwarden.rules.core.alerts import AlertChange
+from trainwarden.rules.core.block import Block
+from trainwarden.rules.core.instrument_screen import screen
 from trainwarden.rules.core.language import Evaluator
 from trainwarden.rules.core.language.series import Series
+from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.evaluate import evaluate
 from trainwarden.rules.fields import Path as Place
 
@@ -33,12 +38,15 @@ class Failure:
     expected: str
     got: str
     history: str = ""
+    hidden: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.source}:{self.line}:{self.column}: {self.test}: {self.about}"]
         lines += [f"    expected: {self.expected}", f"    got:      {self.got}"]
         if self.history:
             lines.append(f"    its life: {self.history}")
+        if self.hidden:
+            lines.append(f"    note:     {self.hidden}")
         return "\n".join(lines)
 
 
@@ -67,11 +75,15 @@ def run_tests(loaded: Loaded, only: re.Pattern[str] | None = None) -> Report:
 
 
 def _run(loaded: Loaded, ready: Ready, name: str) -> Iterator[Failure]:
-    block = ready.given.block()
+    given = ready.given.block()
+    dead = Settings().dead_records
+    block, _ = screen({}, given, dead)
 
     def failure(at: Place, about: str, expected: str, got: str, history: str = "") -> Failure:
         line, column = loaded.document.position((*ready.place, *at))
-        return Failure(loaded.document.source, line, column, name, about, expected, got, history)
+        return Failure(
+            loaded.document.source, line, column, name, about, expected, got, history, hidden(given, block, dead)
+        )
 
     changes = Evaluator(loaded.pack).feed(block)
     for index, one in enumerate(ready.test.alert_rule_test):
@@ -86,6 +98,20 @@ def _run(loaded: Loaded, ready: Ready, name: str) -> Iterator[Failure]:
         expected, got = _expression(each, series, ready.given.row(each.eval_step))
         if expected != got:
             yield failure(("expr_test", index), f"{each.expr} at step {each.eval_step}", expected, got)
+
+
+def hidden(given: Block, shown: Block, dead_records: int) -> str:
+    """Say which signals the rules did not get to see although a value was given, as in replay; an empty text for none."""
+    said = []
+    for key, column in given.columns.items():
+        rows = np.flatnonzero(column.present & ~shown.columns[key].present)
+        if not len(rows):
+            continue
+        why = f"the same value {dead_records} times in a row is no measurement"
+        if (column.values[rows] == 0).all() and not np.isfinite(column.values[: rows[0]]).all():
+            why = "0 behind a value that was not finite is no measurement"
+        said.append(f"{key[0]} is unknown to the rules from step {given.step[rows[0]]} on: {why}")
+    return "; ".join(said)
 
 
 def _alert(test: AlertTest, changes: Sequence[AlertChange]) -> tuple[str, str] | None:

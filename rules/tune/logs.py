@@ -10,6 +10,8 @@ import numpy as np
 
 from trainwarden.record import Event, Step
 from trainwarden.rules.core.block import Block, Column, from_steps
+from trainwarden.rules.core.instrument_screen import screen
+from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.replay.attempts import Placed
 
 #: Records that are turned into columns at once.
@@ -49,7 +51,7 @@ class _Open:
 
 
 def starts(lines: Iterable[Placed]) -> Iterator[Block]:
-    """Yield the block of each start in a recording, in order of their first line."""
+    """Yield the block of each start in a recording as its rules may see it, in order of their first line."""
     opened: dict[str, _Open] = {}
     for start, rank, item in lines:
         one = opened.setdefault(start.start_id, _Open())
@@ -58,7 +60,7 @@ def starts(lines: Iterable[Placed]) -> Iterator[Block]:
     for one in opened.values():
         block = one.block()
         if len(block):
-            yield block
+            yield screen({}, block, Settings().dead_records)[0]
 
 
 def joined(pieces: list[Block]) -> Block:

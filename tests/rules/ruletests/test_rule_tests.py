@@ -239,3 +239,20 @@ def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     (tmp_path / "my-rules.yml").write_text(rules)
     (tmp_path / "my.test.yml").write_text(example)
     assert [str(one) for one in run_tests(load_tests(tmp_path / "my.test.yml")).failures] == []
+
+
+def test_a_signal_that_stands_still_is_unknown_to_the_rules_as_in_replay(tmp_path: Path) -> None:
+    still = '  - name: still\n    input_series: [{series: loss, values: "2 3 4x300"}]\n'
+    passes = ran(
+        tmp_path,
+        still
+        + """    alert_rule_test: [{eval_step: 299, alertname: Slow}]
+    expr_test: [{expr: loss, eval_step: 40, exp_value: 4}, {expr: loss, eval_step: 299, exp_value: unknown}]
+""",
+    )
+    assert passes.failures == ()
+    fails = ran(tmp_path, still + "    expr_test: [{expr: loss, eval_step: 299, exp_value: 4}]\n")
+    (failure,) = fails.failures
+    assert "loss is unknown to the rules from step 52 on: the same value 50 times in a row is no measurement" in str(
+        failure
+    )

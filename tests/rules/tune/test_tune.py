@@ -13,8 +13,11 @@ from tests.rules.language.streams import record
 from tests.rules.replay.recorded import record as recorded
 from trainwarden.record import Step
 from trainwarden.rules.core.block import Block, from_steps
+from trainwarden.rules.core.inputs import Start
 from trainwarden.rules.core.language import Evaluator
+from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.evaluate import Compiler
+from trainwarden.rules.replay.driver import Replay
 from trainwarden.rules.replay.recordings import find_recordings, merged
 from trainwarden.rules.rulefiles import check_packs
 from trainwarden.rules.tune.logs import joined, starts
@@ -259,3 +262,18 @@ def _lines(names: list[str], folder: Path) -> list[object]:
     import io
 
     return [item for one in find_recordings(names, io.BytesIO(), folder) for _, _, item in merged(one)]
+
+
+def test_what_replay_keeps_from_the_rules_is_kept_from_them_here() -> None:
+    # A norm that is written again and again is not measured; one that stands still is no collapse (design §4.9).
+    def logged(step: int) -> Step:
+        norm = 1.0 + 0.1 * math.sin(step) if step < 300 else 9.0
+        return Step(seq=step, step=step, time=float(step), signals={"loss": 2.0 + math.cos(step), "grad_norm": norm})
+
+    start = Start("u", "r", 0, "s")
+    text = "groups: [{name: g, rules: [{alert: High, expr: grad_norm > 5, for: 100 steps}]}]"
+    pack = check_packs([(text, "h.yml")])
+    blocks = list(starts((start, 0, logged(step)) for step in range(1, 601)))
+    (rule,) = tune(pack, [RuleText.of(text, "h.yml")], blocks, 1.0).rules
+    assert rule.fired == 0
+    assert Replay(Settings(), pack).run((start, 0, logged(step)) for step in range(1, 601)).incidents == {}
