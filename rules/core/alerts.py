@@ -199,8 +199,8 @@ class Alert:
         if keep.unit == "records":
             return self._untrue > keep.amount
         if keep.unit == "seconds":
-            # A log without times cannot be waited for.
-            return not record.time - time <= keep.amount
+            # A log without times cannot be waited for. Ticks and records may tell the time by two clocks.
+            return not (keep.amount and record.time - time <= keep.amount)
         return record.step - step > keep.amount
 
     def _end(self, record: Record) -> AlertChange:

@@ -82,6 +82,8 @@ def _signal(name: str, subject: Subject) -> Range:
 
 
 def _call(call: Call, subject: Subject) -> Range:
+    if not call.arguments:
+        return Range(low=0.0, finite=True)
     argument = call.arguments[0]
     if isinstance(argument, Option):
         return Range()

@@ -19,6 +19,9 @@ Parameters: TypeAlias = tuple[tuple[str, Any], ...]
 
 # Longer keys are cut and end in a digest of the whole.
 _KEY_LENGTH = 160
+# What is told at ticks and not in records, and the nodes that an expression of it may be made of: they have no state.
+_CLOCK = frozenset({"idle", "budget"})
+_STATELESS = _CLOCK | {"number", "and", "or", "not", "negative", *"+-*/%^<>", "<=", ">=", "==", "!="}
 _OPPOSITE = (("<", ">="), (">", "<="), ("==", "!="), (">=", "<"), ("<=", ">"), ("!=", "=="))
 
 
@@ -31,7 +34,8 @@ class Node:
     parameters: Parameters
     type: Type
     key: str
-    reads: bool  # it depends on a signal
+    reads: bool  # it depends on a signal or on the clock
+    clock: bool = False  # it depends on the clock: it is known at ticks alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,10 @@ class Builder:
         found = self._numbers.get(identity)
         if found is None:
             found = self._numbers[identity] = len(self.nodes)
-            reads = name in ("signal", "members") or any(self.nodes[of].reads for of in inputs)
+            clock = name in _CLOCK or any(self.nodes[of].clock for of in inputs)
+            reads = clock or name in ("signal", "members") or any(self.nodes[of].reads for of in inputs)
             key = self._key(name, inputs, parameters)
-            self.nodes.append(Node(name, inputs, parameters, type, key, reads))
+            self.nodes.append(Node(name, inputs, parameters, type, key, reads, clock))
         return found
 
     def window(self, source: int, steps: int, offset: int) -> int:
@@ -112,6 +117,13 @@ class Builder:
                 return found
         return None
 
+    def mixes(self, number: int) -> bool:
+        """Say whether an expression of the clock also reads signals, or remembers something from record to record."""
+        node = self.nodes[number]
+        if not self.nodes[number].clock:
+            return node.reads
+        return node.name not in _STATELESS or any(self.mixes(of) for of in node.inputs)
+
     def program(self, truths: list[int]) -> Program:
         """Return the program of the given alerts, without what none of them needs."""
         abouts = [self.about(truth) for truth in truths]
@@ -122,13 +134,15 @@ class Builder:
             if number not in needed:
                 needed.add(number)
                 waiting += self.nodes[number].inputs
-        place = {number: index for index, number in enumerate(sorted(needed))}
+        # Nodes of the clock come last: a block of records is computed without them.
+        ordered = sorted(needed, key=lambda number: (self.nodes[number].clock, number))
+        place = {number: index for index, number in enumerate(ordered)}
         nodes = []
-        for number in sorted(needed):
+        for number in ordered:
             node = self.nodes[number]
             parameters = (("span", self._spans[number]),) if node.name == "past" else node.parameters
             inputs = tuple(place[of] for of in node.inputs)
-            nodes.append(Node(node.name, inputs, parameters, node.type, node.key, node.reads))
+            nodes.append(Node(node.name, inputs, parameters, node.type, node.key, node.reads, node.clock))
         outputs = tuple(
             Output(place[truth], None if about is None else place[about])
             for truth, about in zip(truths, abouts, strict=True)

@@ -6,13 +6,13 @@ change at the same steps, and numbers agree to 1e-9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainwarden.rules.core.alerts import Alert, AlertChange, Record
-from trainwarden.rules.core.block import Block
+from trainwarden.rules.core.block import Block, Column, Key
 
 from .pack import Pack
 from .series import Frame, Series
@@ -28,6 +28,11 @@ class Evaluator:
         self.pack = pack
         self._operators = pack.program.operators()
         self._alerts = [Alert(rule.alert) for rule in pack.rules.values()]
+        nodes, outputs = pack.program.nodes, pack.program.outputs
+        lives = list(enumerate(zip(outputs, self._alerts, strict=True)))
+        self._of_records = [node for node in nodes if not node.clock]  # nodes of the clock come behind them
+        self._lives = [one for one in lives if not nodes[one[1][0].truth].clock]
+        self._clocked = [one for one in lives if nodes[one[1][0].truth].clock]
         self._last_step: int | None = None
 
     def feed(self, block: Block) -> list[AlertChange]:
@@ -44,11 +49,11 @@ class Evaluator:
         frame = Frame.of(block)
         results: list[Any] = []
         with np.errstate(all="ignore"):  # 1 / 0 is an infinity here, and 0 / 0 is NaN: values, not accidents
-            for node, operator in zip(self.pack.program.nodes, self._operators, strict=True):
+            for node, operator in zip(self._of_records, self._operators, strict=False):
                 results.append(operator.feed(frame, [results[of] for of in node.inputs]))
         self._last_step = frame.steps[-1]
-        found: list[tuple[int, int, AlertChange]] = []
-        for order, (output, alert) in enumerate(zip(self.pack.program.outputs, self._alerts, strict=True)):
+        found = [(change.row, order, change) for order, change in self._ended(frame)]
+        for order, (output, alert) in self._lives:
             truth: Series = results[output.truth]
             if alert.idle and not truth.values.any():
                 alert.skip(frame.steps[-1])
@@ -58,6 +63,50 @@ class Evaluator:
                 found.append((change.row, order, change))
         found.sort(key=lambda item: item[:2])
         return [change for _, _, change in found]
+
+    def tick(self, time: float, step: int, idle: float | None, budget: float | None) -> list[AlertChange]:
+        """Evaluate the rules of the clock between two records, ``step`` being the last one; None is unknown, in seconds."""
+        if not self._clocked:
+            return []
+        told = {"idle()": idle, "budget()": budget}
+        columns: dict[Key, Column] = {
+            (name,): Column(np.array([value], dtype=np.float64), np.array([True]))
+            for name, value in told.items()
+            if value is not None
+        }
+        one = np.array([step], dtype=np.int64)
+        frame = Frame.of(Block(one, np.array([time]), np.zeros(1, dtype=np.int64), columns, {}))
+        nodes = self.pack.program.nodes
+        results: dict[int, Series] = {}
+
+        def result(number: int) -> Series:
+            if number not in results:
+                inputs = [result(of) for of in nodes[number].inputs]
+                results[number] = self._operators[number].feed(frame, inputs)
+            return results[number]
+
+        changes: list[AlertChange] = []
+        with np.errstate(all="ignore"):
+            for _, (output, alert) in self._clocked:
+                truth = result(output.truth)
+                changes += self._live(frame, alert, truth, None if output.value is None else result(output.value))
+        return changes
+
+    @property
+    def waits(self) -> bool:
+        """Whether an alert of the clock is pending or firing."""
+        return any(not alert.idle for _, (_, alert) in self._clocked)
+
+    def _ended(self, frame: Frame) -> Iterator[tuple[int, AlertChange]]:
+        """End the alerts of the clock, since a record came: it is what they waited for."""
+        for order, (_, alert) in self._clocked:
+            for row in range(frame.rows):
+                if alert.idle:
+                    break
+                time = float(frame.block.time[row])
+                change = alert.feed(Record(row, frame.steps[row], frame.strides[row], time, False, True, True, None))
+                if change is not None:
+                    yield order, change
 
     def dump(self) -> dict[str, Any]:
         """Return the whole state as plain values, the same in JSON and in msgpack. Its size is bounded by the pack."""

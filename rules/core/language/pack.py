@@ -231,6 +231,11 @@ class _File:
             self.wrong(path, "a rule needs `alert` or `record`")
         number = self.expression(path, rule, (Type.BOOLEAN,))
         hold, keep = self.hold(path, rule, "for"), self.hold(path, rule, "keep_firing_for")
+        if number is not None and self.loading.builder.nodes[number].clock:
+            for key, held in (("for", hold), ("keep_firing_for", keep)):
+                if held.amount and held.unit != "seconds":
+                    self.wrong((*path, key), f"no step passes while idle() grows: write `{key}` as a time such as 5m")
+            keep = Hold(keep.amount, "seconds")
         labels = self.texts((*path, "labels"), rule.get("labels"))
         annotations = self.texts((*path, "annotations"), rule.get("annotations"))
         for label, known in (("severity", SEVERITIES), ("verdict", VERDICTS)):

@@ -52,6 +52,11 @@ class Checker:
             self._wrong(tree.at, f"the expression is {self._type(number).value}{self._advice(number, wanted, tree)}")
         elif number is not None and not self._builder.nodes[number].reads:
             self._wrong(tree.at, "the expression reads no signal: it can never change")
+        elif number is not None and self._builder.nodes[number].clock and self._builder.mixes(number):
+            self._wrong(
+                tree.at,
+                "idle() and budget() count seconds between records: no signal, window or other function goes with them",
+            )
         return None if self.errors else number
 
     def _type(self, number: int) -> Type:
@@ -290,6 +295,11 @@ class Checker:
             signal = "; it is a signal, which has no arguments" if tree.name in self._names.signals else ""
             self._wrong(tree.at, f"unknown function {tree.name!r}{signal or hint}")
             return None
+        if not function.takes:
+            if tree.arguments:
+                self._wrong(tree.at, f"{tree.name}() takes no argument")
+                return None
+            return self._builder.add(tree.name, (), function.gives, (("of", function.gives),))
         plain = [argument for argument in tree.arguments if not isinstance(argument, Option)]
         if not plain or isinstance(tree.arguments[0], Option):
             self._wrong(tree.at, f"{tree.name} needs an argument first, {_one_of(function.takes)}")

@@ -103,7 +103,8 @@ def stream(seed: int, length: int, odd: float) -> list[Step]:
 
 def test_every_function_takes_part() -> None:
     text = " ".join(EXPRESSIONS)
-    assert [name for name in FUNCTIONS if f"{name}(" not in text] == []
+    of_records = [name for name, function in FUNCTIONS.items() if function.takes]  # the clock is told at ticks
+    assert [name for name in of_records if f"{name}(" not in text] == []
 
 
 @settings(max_examples=40)

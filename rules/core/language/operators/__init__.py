@@ -9,6 +9,7 @@ from trainwarden.rules.core.language.operator import Function
 
 from .averages import FUNCTIONS as AVERAGES
 from .baselines import FUNCTIONS as BASELINES
+from .clock import FUNCTIONS as CLOCK
 from .counting import FUNCTIONS as COUNTING
 from .cycles import FUNCTIONS as CYCLES
 from .elementary import FUNCTIONS as ELEMENTARY
@@ -27,6 +28,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         for family in (
             AVERAGES,
             BASELINES,
+            CLOCK,
             COUNTING,
             CYCLES,
             ELEMENTARY,
