@@ -44,15 +44,18 @@ def annotated(effect: Effect, pack: Any) -> Effect:
         return effect
     if isinstance(effect, Save) and effect.kind == "incident":
         return msgspec.structs.replace(effect, row=_with_texts(effect.row, pack))
-    if isinstance(effect, Deliver) and isinstance(effect.body.get("incident"), dict):
-        body = {**effect.body, "incident": _with_texts(effect.body["incident"], pack)}
-        return msgspec.structs.replace(effect, body=body)
+    if isinstance(effect, Deliver):
+        for place, name in (("incident", "rules"), ("data", "alerts")):
+            holder = effect.body.get(place)
+            if isinstance(holder, dict) and name in holder:
+                body = {**effect.body, place: _with_texts(holder, pack, name)}
+                return msgspec.structs.replace(effect, body=body)
     return effect
 
 
-def _with_texts(row: dict[str, Any], pack: Pack) -> dict[str, Any]:
+def _with_texts(row: dict[str, Any], pack: Pack, name_of_list: str = "rules") -> dict[str, Any]:
     rules = []
-    for seen in row.get("rules", []):
+    for seen in row.get(name_of_list, []):
         rule = pack.rules.get(seen["alert"])
         texts = {}
         for name, template in rule.annotations.items() if rule is not None else ():
@@ -62,7 +65,7 @@ def _with_texts(row: dict[str, Any], pack: Pack) -> dict[str, Any]:
             except AnnotationError as error:
                 texts[name] = f"({name} cannot be filled in: {error})"
         rules.append({**seen, "annotations": texts})
-    return {**row, "rules": rules}
+    return {**row, name_of_list: rules}
 
 
 @cache

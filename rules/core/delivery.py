@@ -10,11 +10,12 @@ import msgspec
 
 from trainwarden import webhook
 from trainwarden.plan import Plan, Target
+from trainwarden.record import encode_numbers
 
 from .effects import Deliver
 from .gates import silenced
 from .planning import named
-from .rows import evidence, row
+from .rows import alerts, evidence, row
 from .settings import Settings
 from .state import Incident
 from .turn import Turn, digest
@@ -138,6 +139,7 @@ def _envelope(
                 plan=plan,
                 expires_at=iso(expires),
                 evidence=seen,
+                alerts=[webhook.Alert(**one) for one in encode_numbers(alerts(incident))],
                 report_url=None if address is None else address.replace("{id}", incident.id),
             ),
         )

@@ -38,10 +38,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "cause": {"name": incident.cause, "confidence": incident.confidence, "scores": dict(incident.scores)},
         "scope": {"ranks": sorted(incident.odd_ranks), "groups": [], "modules": [], "hosts": []},
         "alerts": list(incident.rules),
-        "rules": [
-            {"alert": name, "since": seen.since, "step": seen.fired_step, "value": _short(seen.value)}
-            for name, seen in incident.rules.items()
-        ],
+        "rules": alerts(incident),
         "suspect_samples": [[first, end] for first, end in incident.suspect_samples],
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
@@ -55,6 +52,14 @@ def row(incident: Incident) -> dict[str, Any]:
     }
     found: dict[str, Any] = encode_numbers(data)
     return found
+
+
+def alerts(incident: Incident) -> list[dict[str, Any]]:
+    """Return what each rule saw, the first one first. What a rule says in words is filled in where effects leave the core."""
+    return [
+        {"alert": name, "since": seen.since, "step": seen.fired_step, "value": _short(seen.value)}
+        for name, seen in incident.rules.items()
+    ]
 
 
 def _short(value: float | None) -> float | None:

@@ -31,7 +31,8 @@ MOST_CLOSEUPS = 200
 
 #: What the page asks of a row, a plan and an item; a result of another version may lack some.
 _ROW = (
-    *("severity", "verdict", "state", "action", "held_by", "cause", "scope", "alerts", "evidence", "timeline", "plan"),
+    *("severity", "verdict", "state", "action", "held_by", "cause", "scope", "alerts", "rules", "evidence", "timeline"),
+    "plan",
     *("summary", "cheapest_test", "suspect_samples", "suspect_epoch", "attempt", "start_id"),
     *("onset_step", "opened_step", "confirmed_step", "closed_step"),
 )
@@ -75,12 +76,32 @@ def _complete(report: dict[str, Any]) -> dict[str, Any]:
         if isinstance(row["plan"], dict):
             row["plan"] = {**dict.fromkeys(_PLAN), **row["plan"]}
         row["cause"] = {"name": None, "confidence": None, "scores": {}, **(row["cause"] or {})}
+        row["said"] = _alerts(row)
         for name in ("evidence", "timeline"):
             row[name] = [{**dict.fromkeys(_ITEM), **item} for item in row[name] or []]
         rows.append(row)
     notices = [{**dict.fromkeys(_ITEM), **notice} for notice in report.get("notices") or []]
     head = {"run": "", "source": "", "records": 0, "first_step": None, "last_step": None, "stride": 1}
     return {**head, **report, "incidents": rows, "notices": notices}
+
+
+def _alerts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each alert of an incident says: ``alert``, ``since``, ``summary``, ``runbook``, ``link``, ``texts``.
+
+    ``link`` is the runbook's address if it is one of the web: no other may be followed from a page, whatever a rule file says.
+    """
+    known = {one["alert"]: one for one in row["rules"] or [] if isinstance(one, dict) and "alert" in one}
+    found = []
+    for name in list(dict.fromkeys([*(row["alerts"] or []), *known])):
+        one = known.get(name, {})
+        texts = {key: str(text) for key, text in (one.get("annotations") or {}).items()}
+        summary, runbook = texts.pop("summary", ""), texts.pop("runbook_url", "")
+        link = runbook if runbook.lower().startswith(("https://", "http://")) else ""
+        since = one.get("since")
+        found.append(
+            {"alert": name, "since": since, "summary": summary, "runbook": runbook, "link": link, "texts": texts}
+        )
+    return found
 
 
 def _environment() -> Environment:

@@ -47,6 +47,20 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
 
 
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert of the incident: since which step it holds, when it fired, what its rule compared, and its texts, filled in.
+
+    ``value`` is a number, the word for one that is not finite, or None where nothing was compared. ``annotations`` are texts
+    of an operator: whoever shows them escapes them.
+    """
+
+    alert: str
+    since: int
+    step: int
+    value: float | str | None = None
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """``data`` of an envelope: what is asked of which attempt, why, and until when it is worth doing."""
 
@@ -60,6 +74,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     expires_at: str
     evidence: list[Evidence] = msgspec.field(default_factory=list)
+    alerts: list[Alert] = msgspec.field(default_factory=list)
     report_url: str | None = None
 
 

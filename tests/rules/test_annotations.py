@@ -99,6 +99,9 @@ def test_an_incident_leaves_the_core_with_its_rules_texts_and_none_is_lost_by_a_
     sent = annotated(Deliver("notify", "n", "r", "u", "inc_1", body, 1.0), pack)
     assert isinstance(sent, Deliver)
     assert [one["annotations"] for one in sent.body["incident"]["rules"]] == texts
+    request = annotated(Deliver("webhook", "w", "r", "u", "inc_1", {"data": {"alerts": INCIDENT["rules"]}}, 1.0), pack)
+    assert isinstance(request, Deliver)
+    assert [one["annotations"] for one in request.body["data"]["alerts"]] == texts
     assert "annotations" not in INCIDENT["rules"][0]
 
 

@@ -91,6 +91,11 @@ def test_the_request_is_an_envelope_that_the_receiver_reads_and_its_id_says_run_
     assert envelope.data.plan == plan_in(only(played.incidents))
     assert datetime.fromisoformat(envelope.data.expires_at) == datetime.fromtimestamp(sent.expires_at or 0, UTC)
     assert envelope.data.evidence
+    rules = only(played.incidents)["rules"]
+    assert [(one.alert, one.since, one.step) for one in envelope.data.alerts] == [
+        (one["alert"], one["since"], one["step"]) for one in rules[: len(envelope.data.alerts)]
+    ]
+    assert envelope.data.alerts
 
 
 def test_observing_decides_the_same_and_delivers_nothing() -> None:

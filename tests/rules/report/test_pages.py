@@ -72,6 +72,45 @@ def test_a_page_has_the_curve_each_incident_its_plan_and_every_signal() -> None:
     assert "mine 4" in found.text  # a signal that never changed is said and not drawn
 
 
+def test_each_alert_says_its_summary_and_its_runbook_is_a_link_of_the_web_or_none() -> None:
+    texts = {
+        "summary": "The loss is 2.1 times its average.",
+        "runbook_url": "https://wiki/spike?a=1&b=2",
+        "owner": "ops",
+    }
+    rules = [
+        {"alert": "TrainingLossSpike", "since": 61, "step": 63, "value": 2.1, "annotations": texts},
+        {"alert": "Mine", "since": 62, "step": 64, "value": None, "annotations": {"runbook_url": "docs/rules/Mine.md"}},
+        {
+            "alert": "Evil",
+            "since": 62,
+            "step": 64,
+            "value": None,
+            "annotations": {"runbook_url": "JavaScript:alert(1)"},
+        },
+        {
+            "alert": HOSTILE,
+            "since": 62,
+            "step": 64,
+            "value": None,
+            "annotations": {"summary": HOSTILE, HOSTILE: HOSTILE},
+        },
+    ]
+    page = page_of(falling(60) + [6.0] * 60, incident(61, rules=rules, alerts=[one["alert"] for one in rules]))
+    found = Elements(page)
+    table, _, section = page.partition('id="incident-1"')
+    for text in (table, section):
+        assert "The loss is 2.1 times its average." in text
+        assert '<a href="https://wiki/spike?a=1&amp;b=2"' in text
+    assert "since step 61" in found.text
+    assert "owner: ops" in found.text
+    assert "runbook docs/rules/Mine.md" in found.text
+    links = {attributes["href"] for attributes in found.of("a")}
+    assert {link for link in links if link and not link.startswith("#")} == {"https://wiki/spike?a=1&b=2"}
+    assert not found.of("img")
+    assert len(found.of("script")) == page_of(falling(60) + [6.0] * 60, incident(61)).count("<script")
+
+
 def test_a_page_needs_nothing_but_itself() -> None:
     page = page_of(falling(200), incident(100))
     assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!#)", page)
