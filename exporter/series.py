@@ -1,8 +1,9 @@
 """The Prometheus page: a collector of its own over the last records, derived from the table of signals.
 
-Every label set exists at 0 from the start (a counter that first appears at 1 has no increase). The ``…_window_…``
-gauges are extremes over a trailing wall-clock window that no scrape resets: a spike of one step survives a scrape every
-15 seconds, and any number of scrapers. No sample carries a timestamp, no name of a shard is a label.
+Every label set exists from the start: counters at 0 (one that first appears at 1 has no increase), gauges at NaN until they are
+measured (a 0 would be a value: a loss of 0, a checkpoint of 1970). The ``…_window_…`` gauges are extremes over a trailing wall-clock
+window that no scrape resets: a spike of one step survives a scrape every 15 seconds, and any number of scrapers. No sample
+carries a timestamp, no name of a shard is a label.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PROBED = tuple(signal for signal in SIGNALS if signal.probed)
 BUCKET_SECONDS = 0.25
 #: Decay of the loss's moving average: the classic rule of 1.5 x EMA(0.98).
 EMA_BETA = 0.98
+#: Gauges that are 0 before anything was measured: no step yet, in no such phase, nothing staged.
+ZERO = frozenset({"train_step", "train_phase", "train_exporter_lag_steps"})
 #: Longest exemplar that OpenMetrics allows, names and values together.
 EXEMPLAR_CHARACTERS = 128
 
@@ -41,7 +44,7 @@ class Window:
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._seconds = seconds
         self._buckets: deque[tuple[float, float, float]] = deque()  # begin, smallest, largest
-        self._last = 0.0
+        self._last = math.nan
 
     def add(self, value: float, now: float) -> None:
         """Add one step's value, seen at ``now`` (monotonic seconds)."""
@@ -60,7 +63,7 @@ class Window:
             self._buckets.popleft()
 
     def extremes(self, now: float) -> tuple[float, float]:
-        """Return (smallest, largest); without a value in the window both are the last one there was."""
+        """Return (smallest, largest); without a value in the window both are the last one there was, NaN if none was."""
         self._expire(now)
         if not self._buckets:
             return self._last, self._last
@@ -94,10 +97,10 @@ class Page(Collector):
         for signal in PROBED:
             # Rates go by the optimizer's parameter groups, whose names are not known beforehand.
             for labels in [("all",)] if signal.name == "lr" else _label_sets(signal.labels):
-                self._put(signal.series, labels, 0.0)
+                self._put(signal.series, labels, _first(signal.series, signal.type))
         for series in DERIVED:
             for labels in _label_sets(series.labels):
-                self._put(series.name, labels, 0.0)
+                self._put(series.name, labels, _first(series.name, series.type))
 
     @property
     def dropped(self) -> int:
@@ -202,6 +205,11 @@ class Page(Collector):
         for key, value in values.items():
             gauge.add_metric((*self._base, *key), value)
         return gauge
+
+
+def _first(name: str, kind: str) -> float:
+    """Return what a series shows before anything was measured."""
+    return 0.0 if kind == "counter" or name in ZERO else math.nan
 
 
 def _label_sets(names: tuple[str, ...]) -> list[Labels]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
@@ -44,14 +45,14 @@ def scrape(port: int | None) -> str:
     return answer.text
 
 
-def test_every_label_set_is_there_at_zero_before_the_first_step() -> None:
+def test_every_label_set_is_there_before_the_first_step_counters_at_zero_and_what_was_not_measured_as_nan() -> None:
     found = render(Page("r", 0))
     for signal in SIGNALS:
         if not signal.probed:
             assert not any(key[0] == signal.series for key in found)
             continue
         if signal.name == "lr":
-            assert found[signal.series, (("group", "all"),)] == 0.0
+            assert math.isnan(found[signal.series, (("group", "all"),)])
             continue
         expected = 1
         for label in signal.labels:
@@ -59,7 +60,25 @@ def test_every_label_set_is_there_at_zero_before_the_first_step() -> None:
         assert len([key for key in found if key[0] == signal.series]) == expected, signal.series
     for derived in DERIVED:
         assert any(key[0] == derived.name for key in found), derived.name
-    assert {value for (name, _), value in found.items() if name != "train_run_info"} == {0.0}
+    counters = {one.series for one in SIGNALS if one.type == "counter"} | {
+        one.name for one in DERIVED if one.type == "counter"
+    }
+    zeros = counters | {"train_step", "train_phase", "train_exporter_lag_steps"}
+    for (name, _), value in found.items():
+        if name != "train_run_info":
+            assert value == 0.0 if name in zeros else math.isnan(value), name
+
+
+def test_what_is_never_measured_never_claims_to_be_zero() -> None:
+    page = Page("r", 0)
+    for number in range(1, 5):
+        page.step(Step(seq=number, step=number, time=100.0 + number, signals={"loss": 2.0, "grad_norm": {"all": 1.0}}))
+    found = render(page)
+    assert (found["train_loss", ()], found["train_grad_norm", (("group", "all"),)]) == (2.0, 1.0)
+    assert (found["train_step", ()], found["train_skipped_steps_total", ()]) == (4.0, 0.0)
+    for name in ("train_rank_loss", "train_loss_scale", "train_checkpoint_last_timestamp_seconds"):
+        assert math.isnan(found[name, ()]), name
+    assert math.isnan(found["train_grad_norm", (("group", "mlp"),)])
 
 
 def test_the_page_has_far_fewer_series_than_its_limit_allows() -> None:
@@ -125,7 +144,7 @@ def test_the_shard_is_an_exemplar_and_not_a_label() -> None:
 def test_only_a_complete_checkpoint_is_shown() -> None:
     page = Page("r", 0)
     page.event(Event(kind="checkpoint", time=5.0, step=10, fields={"complete": False, "path": "a"}))
-    assert render(page)["train_checkpoint_last_step", ()] == 0.0
+    assert math.isnan(render(page)["train_checkpoint_last_step", ()])
     page.event(Event(kind="checkpoint", time=6.0, step=20, fields={"complete": True, "path": "b"}))
     assert render(page)["train_checkpoint_last_step", ()] == 20.0
     assert render(page)["train_checkpoint_last_timestamp_seconds", ()] == 6.0
