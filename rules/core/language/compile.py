@@ -21,7 +21,9 @@ Parameters: TypeAlias = tuple[tuple[str, Any], ...]
 _KEY_LENGTH = 160
 # What is told at ticks and not in records, and the nodes that an expression of it may be made of: they have no state.
 _CLOCK = frozenset({"idle", "budget"})
-_STATELESS = _CLOCK | {"number", "and", "or", "not", "negative", *"+-*/%^<>", "<=", ">=", "==", "!="}
+_STATELESS = frozenset((*_CLOCK, "number", "and", "or", "not", "negative", *"+-*/%^<>", "<=", ">=", "==", "!="))
+# Nodes that read the records, and not only other nodes.
+_READING = frozenset({"signal", "members", "since_resume"})
 _OPPOSITE = (("<", ">="), (">", "<="), ("==", "!="), (">=", "<"), ("<=", ">"), ("!=", "=="))
 
 
@@ -74,7 +76,8 @@ class Builder:
         if found is None:
             found = self._numbers[identity] = len(self.nodes)
             clock = name in _CLOCK or any(self.nodes[of].clock for of in inputs)
-            reads = clock or name in ("signal", "members") or any(self.nodes[of].reads for of in inputs)
+            elsewhere = any(key == "source" for key, _ in parameters)
+            reads = clock or elsewhere or name in _READING or any(self.nodes[of].reads for of in inputs)
             key = self._key(name, inputs, parameters)
             self.nodes.append(Node(name, inputs, parameters, type, key, reads, clock))
         return found
@@ -140,7 +143,7 @@ class Builder:
         nodes = []
         for number in ordered:
             node = self.nodes[number]
-            parameters = (("span", self._spans[number]),) if node.name == "past" else node.parameters
+            parameters = (("span", self._spans[number]),) if node.name == "past" else self._whole(node.parameters)
             inputs = tuple(place[of] for of in node.inputs)
             nodes.append(Node(node.name, inputs, parameters, node.type, node.key, node.reads, node.clock))
         outputs = tuple(
@@ -149,9 +152,15 @@ class Builder:
         )
         return Program(tuple(nodes), outputs)
 
+    def _whole(self, parameters: Parameters) -> Parameters:
+        """Put the program of what is computed over the parent's line in the place of its number."""
+        return tuple(("program", self.program([value])) if key == "source" else (key, value) for key, value in parameters)
+
     def _key(self, name: str, inputs: tuple[int, ...], parameters: Parameters) -> str:
         said = [self.nodes[of].key for of in inputs]
-        said += [f"{key}={value!r}" for key, value in parameters if key != "of"]
+        source = [value for key, value in parameters if key == "source"]
+        said += [self.nodes[of].key for of in source if of not in inputs]
+        said += [f"{key}={value!r}" for key, value in parameters if key not in ("of", "source")]
         whole = f"{name}({', '.join(said)})"
         if name == "signal":
             whole = ".".join(dict(parameters)["key"])
