@@ -90,7 +90,9 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
         for rank in dict.fromkeys(chain.from_iterable(by_rank)):
             nothing: dict[str, Value] = {}
             own = [each[rank].signals if rank in each else nothing for each in by_rank]
-            ranks |= {(key[0], rank): column for key, column in _columns(own) if len(key) == 1}
+            for key, column in _columns(own):
+                if len(key) == 1 or key[1:] == ("all",):
+                    ranks[key[0], rank] = column
     return Block(
         np.array([step.step for step in steps], dtype=np.int64),
         np.array([step.time for step in steps], dtype=np.float64),

@@ -23,6 +23,10 @@ STALE_AFTER = 20
 #: Members of one vector that are followed; a run with more ranks reports their extremes itself.
 MOST_MEMBERS = 4096
 
+#: Signals of which a rank's own value before any reduction, ``rank_…``, is preferred to what it logged. A ``rank_grad_norm`` is
+#: another quantity than the norm of the gradient that all ranks share.
+OWN_FIRST = frozenset({"loss"})
+
 # A burst of measurements at every step must not make a slow signal stale right after it: the cadence is forgotten slowly.
 _FORGET = 0.99
 
@@ -194,13 +198,19 @@ class Members(Operator):
             into = self._extremes if name in self._extremes else self._presences
             into.setdefault(name, Presence()).load(own)
 
+    def _names(self) -> tuple[str, ...]:
+        name = self._key[0]
+        return (f"rank_{name}", name) if name in OWN_FIRST else (name,)
+
     def _extreme(self, block: Block, part: str) -> Column | None:
-        own, logged = (block.stats.get((name, part)) for name in (f"rank_{self._key[0]}", self._key[0]))
-        return _either(own, logged)
+        found = None
+        for name in self._names():
+            found = _either(found, block.stats.get((name, part)))
+        return found
 
     def _by_rank(self, block: Block) -> dict[str, Column]:
         found: dict[str, Column] = {}
-        for name in (f"rank_{self._key[0]}", self._key[0]):
+        for name in self._names():
             for (signal, rank), column in block.ranks.items():
                 if signal == name:
                     found[str(rank)] = _either(found.get(str(rank)), column) or column

@@ -48,6 +48,7 @@ EXPRESSIONS = (
     "max_over(grad_norm by group) > 1.4 and argmax(grad_norm by group) > 1",
     "spread(loss by rank) > 0.5",
     "min_over(loss by rank) < 0.4 and argmax(loss by rank) == 1",
+    "mad_over(loss by rank) < 0.2",
     "nonfinite > 0",
     "update_ratio > 1 and update_ratio > mean(update_ratio[40])",
 )

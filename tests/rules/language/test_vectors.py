@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from tests.rules.language.streams import record, rows_of, values_of
 from trainwarden.record import RankStats, Step
 
@@ -33,6 +35,25 @@ def test_what_a_rank_logged_as_loss_counts_where_it_has_no_rank_loss() -> None:
     steps = [record(1, loss=1.0)]
     own = [{0: record(1, loss=1.0, rank_loss=7.0), 1: record(1, loss=2.0)}]
     assert values_of("spread(loss by rank)", steps, own) == [5.0]
+
+
+def test_a_grouped_signal_gives_the_total_of_each_rank_and_a_norm_of_all_ranks_is_not_that_of_a_shard() -> None:
+    steps = [record(1, grad_norm={"all": 1.0})]
+    own = [
+        {
+            0: record(1, grad_norm={"all": 1.0, "mlp": 0.7}, rank_grad_norm=0.2),
+            1: record(1, grad_norm={"all": 1.5, "mlp": 0.9}, rank_grad_norm=0.9),
+        }
+    ]
+    assert values_of("spread(grad_norm by rank)", steps, own) == [0.5]
+    assert values_of("spread(rank_grad_norm by rank)", steps, own) == [pytest.approx(0.7)]
+
+
+def test_more_than_half_of_the_members_alike_have_no_distance_from_their_middle() -> None:
+    steps, own = ranks({0: 2.0, 1: 2.0, 2: 2.0, 3: 9.0}, {0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 3.0})
+    assert values_of("mad_over(loss by rank)", steps[:1], own[:1]) == [0.0]
+    assert values_of("mad_over(loss by rank)", steps[1:2], own[1:2]) == [1.0]
+    assert values_of("mad_over(loss by rank)", steps[2:], own[2:]) == [1.0]
 
 
 def test_the_extremes_that_a_record_holds_stand_for_ranks_without_records() -> None:

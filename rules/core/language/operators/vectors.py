@@ -1,4 +1,4 @@
-"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``.
+"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``, ``mad_over``.
 
 Members that are unknown or NaN are left out. The result is known where enough members are known, and NaN where all known ones
 are NaN. No warm-up beyond the members' own, no state beside theirs, O(members) a record.
@@ -74,9 +74,16 @@ def _smallest(table: Floats) -> Floats:
     return found
 
 
+def _mad(table: Floats) -> Floats:
+    """Median distance of the members from their median: 0 where more than half of them are one number."""
+    found: Floats = np.nanmedian(np.abs(table - np.nanmedian(table, axis=0)), axis=0)
+    return found
+
+
 FUNCTIONS = (
     Function("spread", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_spread, least=2)),
     Function("max_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_largest)),
     Function("min_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_smallest)),
+    Function("mad_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_mad, least=2)),
     Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Argmax()),
 )
