@@ -23,6 +23,7 @@ from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import dump, feed, load, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Steps, Tick
 from trainwarden.rules.daemon.inbox import Inbox, Received
+from trainwarden.rules.daemon.information import Information
 from trainwarden.rules.daemon.samefile import SameFile
 from trainwarden.rules.metrics import Metrics
 from trainwarden.rules.sources.lines import Read
@@ -82,6 +83,7 @@ class Live:
         self._core = core
         self._clock = clock
         self._log = structlog.get_logger("core")
+        self._information = Information()
         self._file = SameFile(store.path)
         self._state: Any = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
@@ -194,6 +196,8 @@ class Live:
             if isinstance(effect, Save):
                 self._commit.rows[effect.kind, effect.key] = SavedRow(effect.kind, effect.key, effect.row)
                 self._urgent.add(effect.row.get("run_uid", ""))
+                if effect.kind == "incident":
+                    self._information.see(effect.row)
             elif isinstance(effect, Deliver):
                 self._commit.messages.append((effect, self._destinations(effect)))
                 self._urgent.add(effect.run_uid)

@@ -14,6 +14,14 @@ from trainwarden.rules.outbox import Row
 FIELDS = ("state", "severity", "verdict", "action", "held_by", "attempt", "onset_step")
 
 
+def fields_of(incident: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an incident's row that make a line of the log."""
+    fields = {name: incident[name] for name in FIELDS if incident.get(name) is not None}
+    if isinstance(incident.get("cause"), dict):
+        fields["cause"] = incident["cause"].get("name")
+    return fields
+
+
 class LogNotifier:
     """Writes what happened to an incident as one line; its level follows the severity."""
 
@@ -27,16 +35,13 @@ class LogNotifier:
         body: dict[str, Any] = msgspec.json.decode(row.body, type=dict[str, Any])
         incident = body.get("incident")
         facts: dict[str, Any] = incident if isinstance(incident, dict) else {}
-        fields = {name: facts[name] for name in FIELDS if facts.get(name) is not None}
-        if isinstance(facts.get("cause"), dict):
-            fields["cause"] = facts["cause"].get("name")
         severity = facts.get("severity")
         level = {"critical": self._log.error, "warning": self._log.warning}.get(str(severity), self._log.info)
         level(
             f"incident {body.get('event', '')}".rstrip(),
             run=row.run,
             incident=row.incident,
-            **fields,
+            **fields_of(facts),
             summary=facts.get("summary", ""),
         )
         return Answer()

@@ -264,4 +264,7 @@ def test_the_receiver_starts_from_flags_and_says_what_is_wrong_in_its_file(folde
 
 def test_the_demo_lists_its_options() -> None:
     pytest.importorskip("torch")
-    assert "--seed" in run("demo", "--help").stdout
+    said = run("demo", "--help").stdout
+    assert "Usage: trainwarden demo [OPTIONS]" in said
+    assert "--seed" in said
+    assert "Options" in said

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.real import wait_until
 from tests.rules.daemon.toy import TOY_CORE, Toy
@@ -26,6 +27,28 @@ from trainwarden.rules.sources.positions import Positions
 from trainwarden.rules.store import Store, StoreError
 
 START = Start("uid", "run", 0, "s0")
+
+
+def test_information_that_nobody_is_told_of_is_in_the_log(tmp_path: Path) -> None:
+    def noted(state: Any, value: Any) -> list[Effect]:
+        row = {
+            "id": "inc_1",
+            "run": "run",
+            "run_uid": "uid",
+            "severity": "info",
+            "state": "watching",
+            "closed_step": None,
+        }
+        return [Save("incident", "inc_1", row)] if isinstance(value, Steps) else []
+
+    with capture_logs() as lines:
+        bench = Bench(tmp_path, TOY_CORE._replace(feed=noted))
+        bench.steps(1, [2.0])
+        bench.steps(2, [2.0])
+        bench.inbox.close()
+        bench.thread.join()
+        bench.store.close()
+    assert [line["incident"] for line in lines if line["event"] == "incident opened"] == ["inc_1"]
 
 
 class Bench:
