@@ -17,7 +17,7 @@ from .state import Alive, Incident, IncidentState, RuleSeen, Run
 from .suspects import suspects
 from .targets import choose
 from .turn import Turn, digest
-from .verdict import lasting, shape
+from .verdict import held_back, lasting, shape
 
 #: Steps with a firing alert after which an incident is confirmed without the loss.
 PERSISTS = 20
@@ -108,13 +108,21 @@ def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
         onset=change.since,
         opened_step=record.step,
         opened_time=record.time,
-        severity=believed(change.labels.get("severity", "warning"), change.labels.get("verdict", ""), None),
+        severity=_opening(alive, change),
         verdict=change.labels.get("verdict", "other") or "other",
         last_active_step=record.step,
         follows=predecessor(run, start.attempt),
     )
     remember(run, incident)
     return incident
+
+
+def _opening(alive: Alive, change: Change) -> str:
+    """Return the severity to open with: nobody is told of what a change of unit would explain, before that is decided."""
+    offered = change.labels.get("verdict", "")
+    if held_back(alive.unit_doubted, offered):
+        return "info"
+    return believed(change.labels.get("severity", "warning"), offered, None)
 
 
 def remember(run: Run, incident: Incident) -> None:
@@ -174,6 +182,8 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         earlier=_earlier(run, incident),
         rules=tuple(incident.rules),
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
+        inherited=alive.inherited,
+        planned=alive.planned,
     )
 
 

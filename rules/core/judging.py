@@ -10,7 +10,7 @@ from trainwarden.record import Step
 
 from .acting import consider, escalate
 from .aftermath import verify
-from .block import Block, from_steps
+from .block import Block, Bools, from_steps
 from .delivery import announce, rank
 from .facts import Facts
 from .incidents import (
@@ -30,11 +30,12 @@ from .incidents import (
 from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
+from .rescaling import look_at_units, relearn
 from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
-from .verdict import PERSISTENT, RECURRING, mostly_high, persisted
+from .verdict import PERSISTENT, RECURRING, held_back, mostly_high, persisted
 
 #: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
 RANK_SDS = 10.0
@@ -49,11 +50,29 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     several = alive.line.world_size > 1
     records = [one.record for one in released]
     block = from_steps(records, [one.by_rank for one in released] if several else None)
-    rules: Rules = alive.rules
     shown, faults = screen(alive.watches, block, turn.settings.dead_records)
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
     seen = len(alive.trace)
+    first, size = 0, len(released)
+    while first < size:
+        rest = shown.rows(first, size) if first else shown
+        units = look_at_units(alive, rest)
+        end = first + units.rows
+        parts = (shown, block) if units.rows == size else (shown.rows(first, end), block.rows(first, end))
+        _judge(turn, run, alive, *parts, released[first:end], units.held)
+        if units.ruling is not None:
+            relearn(turn, run, alive, units.name, units.ruling, records[end - 1])
+        first = end
+    _look_at_scale(turn, alive, seen)
+
+
+def _judge(
+    turn: Turn, run: Run, alive: Alive, shown: Block, block: Block, released: Sequence[Released], held: Bools | None
+) -> None:
+    """Evaluate records under one set of rules. ``held``: the rows at which a signal may have changed its unit."""
+    records = [one.record for one in released]
+    rules: Rules = alive.rules
     changes = list(rules.engine.feed(shown))
     place = row = 0
     while row < len(released):
@@ -67,9 +86,10 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
         while place < len(changes) and changes[place].row <= row:
             mine.append(changes[place])
             place += 1
+        alive.unit_doubted = held is not None and bool(held[row])
         _one(turn, run, alive, one, mine)
         row += 1
-    _look_at_scale(turn, alive, seen)
+    alive.unit_doubted = held is not None and bool(held[-1])
 
 
 def _watched(run: Run, alive: Alive) -> bool:
@@ -133,8 +153,12 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
     facts = facts_of(incident, alive, run)
     cause = conclude(incident, facts, settings.persist_steps)
     for seen in incident.rules.values():
-        raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
+        if not held_back(alive.unit_doubted, seen.verdict):
+            raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
     confirm(turn, incident, facts, record.time)
+    if held_back(alive.unit_doubted, incident.verdict):
+        turn.touch(incident)
+        return
     if incident.verdict in PERSISTENT and persisted(facts, settings.persist_steps):
         raise_severity(turn, incident, "critical")
     turn.touch(incident)

@@ -21,6 +21,7 @@ from .baseline import Baseline
 from .facts import Finding
 from .inputs import SourceSeen, Start
 from .instrument import Watch
+from .instrument_rescale import Scale
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .stream import Held, Line
@@ -222,6 +223,8 @@ class Alive(Struct):
     ended: str | None = None
     firing: dict[str, RuleSeen] = field(default_factory=dict)
     watches: dict[str, Watch] = field(default_factory=dict)
+    scales: dict[str, Scale] = field(default_factory=dict)
+    unit_doubted: bool = False
     sources: dict[int, SourceSeen] = field(default_factory=dict)
     incidents: int = 0
 

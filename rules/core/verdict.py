@@ -26,6 +26,25 @@ ENOUGH = 20
 #: Verdicts that page: they do not pass by themselves.
 PERSISTENT = ("level_shift", "divergence", "nonfinite", "grad_collapse", "scale_collapse", "stall", "mismatch")
 
+#: Verdicts that speak of nothing but a signal's size: a change of unit would explain them.
+SIZES = (
+    "outlier",
+    "transient_spike",
+    "slow_recovery",
+    "level_shift",
+    "divergence",
+    "grad_surge",
+    "recurring_spikes",
+    "periodic_spikes",
+    "drift",
+    "other",
+)
+
+
+def held_back(doubted: bool, verdict: str) -> bool:
+    """Say whether nobody is told of this verdict yet: the unit of a signal is in doubt, and a change of it would explain it."""
+    return doubted and verdict in SIZES
+
 
 def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     """Return the verdict. ``healed``: the level is back; ``settled``: it stays above the trend without alerts."""
