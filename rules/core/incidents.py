@@ -182,7 +182,6 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         earlier=_earlier(run, incident),
         rules=tuple(incident.rules),
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
-        inherited=alive.inherited,
     )
 
 
