@@ -173,6 +173,8 @@ class Members(Operator):
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Vector:
         """Return all members over the block."""
+        if self._axis == 0 and not self._seen(frame.block):
+            return Vector((), ())
         columns = self._by_rank(frame.block) if self._axis == 0 else self._by_label(frame.block)
         for member in columns:
             if member not in self._presences and len(self._presences) < MOST_MEMBERS:
@@ -197,6 +199,10 @@ class Members(Operator):
         for name, own in state.items():
             into = self._extremes if name in self._extremes else self._presences
             into.setdefault(name, Presence()).load(own)
+
+    def _seen(self, block: Block) -> bool:
+        """Say whether there was anything of several ranks up to now: nearly all runs that are watched have one."""
+        return bool(block.ranks or block.stats or self._presences or self._extremes["max"].last_step is not None)
 
     def _names(self) -> tuple[str, ...]:
         name = self._key[0]
