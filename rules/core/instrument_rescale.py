@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, field
 
-from .block import Bools, Floats
+from .block import Floats
 
 #: Records before a candidate that tell level, slope and noise, and the fewest that do.
 BEFORE, FEWEST = 200, 40
@@ -26,6 +26,8 @@ BEFORE, FEWEST = 200, 40
 LIMIT, SOONEST = 100, 40
 #: After so many measurements level and noise are looked up anew.
 EVERY = 64
+#: No factor is nearer to one than twice this, as a logarithm: nothing within it is odd.
+NEAREST = 0.22
 #: Relative noise above which no factor can be known well enough within ``LIMIT`` records.
 NOISIEST = 0.08
 #: Standard error of the logarithm of the factor that is allowed after ``LIMIT`` records; in proportion before.
@@ -45,9 +47,10 @@ ROOT_SOONEST = 60
 
 
 class Scale(Struct):
-    """What is remembered of one signal: logarithms of its newest values and of the other signal's beside them.
+    """What is remembered of one signal: its newest values, those of the other signal beside them, and where it should be.
 
     ``behind`` of them belong to the candidate, none where there is none. ``inside``: the newest one was where it should be.
+    ``level`` and ``noise`` are of logarithms; NaN, and then no bounds, where the signal cannot be followed.
     """
 
     values: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -55,6 +58,8 @@ class Scale(Struct):
     seen: int = 0
     level: float = math.nan
     noise: float = math.nan
+    low: float = 0.0
+    high: float = math.inf
     inside: bool = True
     behind: int = 0
 
@@ -78,66 +83,70 @@ def follow(scale: Scale, values: Floats, others: Floats, roots: bool) -> list[Ru
     ``roots``: the roots are as likely as the whole numbers. How the values are cut into calls makes no difference.
     """
     found: list[Ruling] = []
-    sound = np.isfinite(values) & (values > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        logs = np.log(np.where(sound, values, np.nan))
-        beside = np.log(np.where(others > 0, others, np.nan))
-    row = 0
-    while row < len(logs):
+    row, size = 0, len(values)
+    while row < size:
         if scale.behind:
-            ruling = _next(scale, row, float(logs[row]), float(beside[row]), roots)
+            ruling = _next(scale, row, float(values[row]), float(others[row]), roots)
             if ruling is not None:
                 found.append(ruling)
             row += 1
             continue
-        end = min(len(logs), row + EVERY - scale.seen % EVERY)
-        odd = _odd(scale, logs[row:end])
-        if odd is None:
-            _take(scale, logs[row:end], beside[row:end], sound[row:end])
+        end = min(size, row + EVERY - scale.seen % EVERY)
+        part = values[row:end]
+        # Nearly always all are where they should be, which a NaN is not.
+        if scale.low < part.min() and part.max() < scale.high:
+            _take(scale, part, others[row:end])
             row = end
             continue
-        _take(scale, logs[row : row + odd], beside[row : row + odd], sound[row : row + odd])
-        row += odd
-        if scale.inside and len(scale.values) >= FEWEST and _likely(scale, float(logs[row])):
-            found.append(Ruling(row, "began"))
-            scale.behind = 1
-            scale.values, scale.others = np.append(scale.values, logs[row]), np.append(scale.others, beside[row])
-            scale.inside = False
+        odd = row + int(np.argmin((part > scale.low) & (part < scale.high)))
+        if odd > row:
+            _take(scale, values[row:odd], others[row:odd])
+        value = float(values[odd])
+        if scale.inside and _likely(scale, value):
+            found.append(Ruling(odd, "began"))
+            _add(scale, value, float(others[odd]))
         else:
-            scale.inside = False
-            _take(scale, logs[row : row + 1], beside[row : row + 1], sound[row : row + 1], odd=True)
-        row += 1
+            _take(scale, values[odd : odd + 1], others[odd : odd + 1])
+        scale.inside = False
+        row = odd + 1
     return found
 
 
-def _odd(scale: Scale, logs: Floats) -> int | None:
-    """Return the first place that is not where it should be, or None."""
-    if math.isnan(scale.level) or not len(logs):
-        return None
-    with np.errstate(invalid="ignore"):
-        far = np.abs(logs - scale.level) > max(0.22, 6 * scale.noise)
-    return int(np.argmax(far)) if far.any() else None
-
-
-def _take(scale: Scale, logs: Floats, beside: Floats, sound: Bools, odd: bool = False) -> None:
+def _take(scale: Scale, values: Floats, others: Floats) -> None:
     """Remember values without a candidate; each ``EVERY`` of them renew level and noise."""
-    if not len(logs):
-        return
-    if not odd:
-        scale.inside = True
-    if not sound.all():
-        logs, beside = logs[sound], beside[sound]
-    scale.values = np.concatenate((scale.values, logs))[-BEFORE:]
-    scale.others = np.concatenate((scale.others, beside))[-BEFORE:]
-    scale.seen += len(sound)
+    scale.inside = True
+    scale.values = np.concatenate((scale.values, values))[-BEFORE:]
+    scale.others = np.concatenate((scale.others, others))[-BEFORE:]
+    scale.seen += len(values)
     if scale.seen % EVERY == 0:
-        newest = scale.values[-FEWEST:]
-        scale.level = scale.noise = math.nan
-        if len(newest) == FEWEST:
-            level = float(np.median(newest))
-            noise = 1.4826 * float(np.median(np.abs(newest - level)))
-            if 0 < noise <= NOISIEST:
-                scale.level, scale.noise = level, noise
+        _look_up(scale)
+
+
+def _look_up(scale: Scale) -> None:
+    newest = scale.values[-FEWEST:]
+    newest = np.sort(newest[(newest > 0) & (newest < np.inf)])
+    scale.level = scale.noise = math.nan
+    scale.low, scale.high = 0.0, math.inf
+    if len(newest) < FEWEST - FEWEST // 4:
+        return
+    middle = len(newest) // 2
+    level = math.log(newest[middle])
+    noise = 1.4826 * float(np.sort(np.abs(newest / newest[middle] - 1))[middle])
+    if 0 < noise <= NOISIEST:
+        scale.level, scale.noise = level, noise
+        reach = max(NEAREST, 6 * noise)
+        scale.low, scale.high = math.exp(level - reach), math.exp(level + reach)
+
+
+def _logs(values: Floats) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.log(np.where((values > 0) & (values < np.inf), values, np.nan))
+
+
+def _add(scale: Scale, value: float, beside: float) -> None:
+    """Add a value to the candidate."""
+    scale.values, scale.others = np.append(scale.values, value), np.append(scale.others, beside)
+    scale.behind += 1
 
 
 #: The factors' logarithms.
@@ -146,16 +155,17 @@ _ROOTS = frozenset(math.log(one) for one in ROOTS)
 
 
 def _likely(scale: Scale, value: float) -> bool:
-    size = abs(value - scale.level)
+    if not 0 < value < math.inf or math.isnan(scale.level):
+        return False
+    size = abs(math.log(value) - scale.level)
     return any(abs(size - factor) <= 5 * scale.noise + 0.05 for factor in _FACTORS)
 
 
 def _next(scale: Scale, row: int, value: float, beside: float, roots: bool) -> Ruling | None:
     """Take one value of a candidate; return what it decides."""
-    if math.isnan(value):
+    if not 0 < value < math.inf:
         return _drop(scale, row)
-    scale.values, scale.others = np.append(scale.values, value), np.append(scale.others, beside)
-    scale.behind += 1
+    _add(scale, value, beside)
     # One by one while a page may be near for a log that averages, then every fifth.
     if scale.behind > 10 and scale.behind % 5:
         return None
@@ -166,19 +176,22 @@ def _next(scale: Scale, row: int, value: float, beside: float, roots: bool) -> R
         return None
     factor, other = answer
     ruling = Ruling(row, "believed", factor, other, scale.behind)
-    behind = scale.behind
-    scale.values, scale.others = scale.values[-behind:], scale.others[-behind:]
-    scale.behind, scale.seen, scale.level, scale.noise, scale.inside = 0, 0, math.nan, math.nan, True
+    _begin(scale, scale.behind)
+    scale.inside = True
     return ruling
 
 
 def _drop(scale: Scale, row: int) -> Ruling:
-    scale.seen += scale.behind
-    scale.behind = 0
-    scale.level = scale.noise = math.nan
-    scale.seen -= scale.seen % EVERY  # the level is looked up at the next multiple
-    scale.values, scale.others = scale.values[-BEFORE:], scale.others[-BEFORE:]
+    _begin(scale, BEFORE)
     return Ruling(row, "dropped")
+
+
+def _begin(scale: Scale, kept: int) -> None:
+    """End the candidate: the level is looked up anew after the next ``EVERY`` values."""
+    scale.behind = scale.seen = 0
+    scale.level = scale.noise = math.nan
+    scale.low, scale.high = 0.0, math.inf
+    scale.values, scale.others = scale.values[-kept:], scale.others[-kept:]
 
 
 class _Jump(Struct, frozen=True):
@@ -229,14 +242,14 @@ def _jump(values: Floats, behind: int) -> _Jump | None:
 
 def _weigh(values: Floats, others: Floats, behind: int, roots: bool) -> tuple[float, float] | Literal["open"] | None:
     """Return the two factors, ``open`` while nothing contradicts and too little is known, or None where something does."""
-    jump = _jump(values, behind)
+    jump = _jump(_logs(values), behind)
     if jump is None or max(jump.noise, jump.slope) > DROPPED:
         return None
     size = abs(jump.size)
     factor = min(_FACTORS, key=lambda one: abs(one - size))
     if abs(size - factor) > DROPPED * jump.error + SLACK:
         return None
-    other = _jump(others, behind)
+    other = _jump(_logs(others), behind)
     moved = math.copysign(factor, jump.size)
     if other is not None and math.isnan(_kin(other, moved, DROPPED)):
         return None
