@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
+from .history import History
 from .measured import Members, Signal
 from .operator import Operator, Type
 from .operators import FUNCTIONS, arithmetic, logic
-from .windows import History, Window
+from .windows import Window
 
 Parameters: TypeAlias = tuple[tuple[str, Any], ...]
 
@@ -154,7 +155,9 @@ class Builder:
 
     def _whole(self, parameters: Parameters) -> Parameters:
         """Put the program of what is computed over the parent's line in the place of its number."""
-        return tuple(("program", self.program([value])) if key == "source" else (key, value) for key, value in parameters)
+        return tuple(
+            ("program", self.program([value])) if key == "source" else (key, value) for key, value in parameters
+        )
 
     def _key(self, name: str, inputs: tuple[int, ...], parameters: Parameters) -> str:
         said = [self.nodes[of].key for of in inputs]

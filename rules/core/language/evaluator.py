@@ -15,6 +15,7 @@ from trainwarden.rules.core.alerts import Alert, AlertChange, Record
 from trainwarden.rules.core.block import Block, Column, Key
 
 from .pack import Pack
+from .running import Running
 from .series import Frame, Series
 
 #: Format of what ``dump`` returns.
@@ -27,10 +28,10 @@ class Evaluator:
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
         self._operators = pack.program.operators()
+        self._running = Running(pack.program, self._operators)
         self._alerts = [Alert(rule.alert) for rule in pack.rules.values()]
         nodes, outputs = pack.program.nodes, pack.program.outputs
         lives = list(enumerate(zip(outputs, self._alerts, strict=True)))
-        self._of_records = [node for node in nodes if not node.clock]  # nodes of the clock come behind them
         self._lives = [one for one in lives if not nodes[one[1][0].truth].clock]
         self._clocked = [one for one in lives if nodes[one[1][0].truth].clock]
         self._last_step: int | None = None
@@ -44,23 +45,21 @@ class Evaluator:
         if not len(block):
             return []
         first = block.step[0]
-        if (self._last_step is not None and first <= self._last_step) or bool((np.diff(block.step) <= 0).any()):
+        if (self._last_step is not None and first <= self._last_step) or np.count_nonzero(np.diff(block.step) <= 0):
             raise ValueError(f"steps must grow: {block.step.tolist()[:5]}… after {self._last_step}")
-        frame = Frame.of(block)
-        results: list[Any] = []
+        running = self._running
         with np.errstate(all="ignore"):  # 1 / 0 is an infinity here, and 0 / 0 is NaN: values, not accidents
-            for node, operator in zip(self._of_records, self._operators, strict=False):
-                results.append(operator.feed(frame, [results[of] for of in node.inputs]))
-        self._last_step = frame.steps[-1]
-        found = [(change.row, order, change) for order, change in self._ended(frame)]
-        for order, (output, alert) in self._lives:
-            truth: Series = results[output.truth]
-            if alert.idle and not truth.values.any():
-                alert.skip(frame.steps[-1])
-                continue
-            about: Series | None = None if output.value is None else results[output.value]
-            for change in self._live(frame, alert, truth, about):
-                found.append((change.row, order, change))
+            frame = running.begin(block)
+            self._last_step = frame.steps[-1]
+            found = [(change.row, order, change) for order, change in self._ended(frame)]
+            for order, (output, alert) in self._lives:
+                truth: Series = running.result(output.truth)
+                if alert.idle and (truth.values is frame.nowhere or not np.count_nonzero(truth.values)):
+                    alert.skip(frame.steps[-1])
+                    continue
+                about: Series | None = None if output.value is None else running.result(output.value)
+                for change in self._live(frame, alert, truth, about):
+                    found.append((change.row, order, change))
         found.sort(key=lambda item: item[:2])
         return [change for _, _, change in found]
 

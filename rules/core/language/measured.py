@@ -65,7 +65,8 @@ class Presence:
         if column is None:
             return self._carry(frame)
         present = column.present if hidden is None else column.present & ~hidden
-        if present.all():
+        present = frame.all(present)
+        if present is frame.everywhere:
             self._all_measured(frame)
             self.last = float(column.values[-1])
             return Series(column.values, present, present)
@@ -93,11 +94,13 @@ class Presence:
         self.last = unpack_float(last)
 
     def _carry(self, frame: Frame) -> Series:
-        nowhere = np.zeros(frame.rows, dtype=np.bool_)
         if self.last_step is None:
-            return Series(np.full(frame.rows, np.nan), nowhere, nowhere)
-        known = frame.step - self.last_step <= self._limit()
-        return Series(np.where(known, self.last, np.nan), known, nowhere)
+            return Series(np.full(frame.rows, np.nan), frame.nowhere, frame.nowhere)
+        limit = self._limit()
+        if frame.steps[0] - self.last_step > limit:
+            return Series(np.full(frame.rows, np.nan), frame.nowhere, frame.nowhere)
+        known = frame.all(frame.step - self.last_step <= limit)
+        return Series(np.where(known, self.last, np.nan), known, frame.nowhere)
 
     def _measured(self, step: int) -> None:
         if self.last_step is not None:
@@ -138,6 +141,13 @@ class Signal(Operator):
         self._parts = parts
         self._presence = Presence()
 
+    def awake(self, block: Block) -> bool:
+        """Say whether the signal is in the block or was seen before."""
+        if self._presence.last_step is not None or self._key in block.columns:
+            return True
+        name = self._key[0]
+        return self._parts and any(key[0] == name for key in block.columns)
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the signal over the block."""
         column = frame.block.columns.get(self._key)
@@ -170,6 +180,14 @@ class Members(Operator):
         self._order = order
         self._presences: dict[str, Presence] = {}
         self._extremes = {name: Presence() for name in _EXTREMES} if axis == 0 else {}
+
+    def awake(self, block: Block) -> bool:
+        """Say whether there is a member, in the block or from before."""
+        if self._presences or any(one.last_step is not None for one in self._extremes.values()):
+            return True
+        if self._axis:
+            return bool(self._by_label(block))
+        return bool(self._by_rank(block)) or any(self._extreme(block, part) is not None for part in _EXTREMES)
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Vector:
         """Return all members over the block."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from trainwarden.rules.core.block import Block
+
 from .series import Frame
 
 
@@ -29,9 +31,22 @@ class Operator:
     ``feed`` is called once a block with what its inputs gave for the same block; it changes none of them. Any cutting
     of a stream into blocks gives the same results: a value may depend on the records so far, never on the cut. Numpy's
     floating-point warnings are off while it runs.
+
+    ``lazy``: it keeps nothing from block to block that it could not find again, and its result is fresh where one of its inputs is: it
+    is left out of blocks in which nobody asks for it. ``sleeps``: of inputs that are unknown at every row it makes what is
+    unknown at every row, and remembers nothing: while none of its signals was ever seen, it is not fed. ``cost``: what a record
+    costs it, beside others; only the order in which two sides of an ``and`` are tried hangs on it.
     """
 
     __slots__ = ()
+
+    lazy: bool = False
+    sleeps: bool = False
+    cost: int = 1
+
+    def awake(self, block: Block) -> bool:
+        """Say whether a node without inputs has anything to tell of this block, or had before. False only if it never had."""
+        return True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Any:
         """Return the node's result for the block: a Series, a Vector or a View."""

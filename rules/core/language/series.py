@@ -6,17 +6,16 @@ A row's value is *measured* (``known`` and ``fresh``), *not due* (``known`` alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trainwarden.rules.core.block import Block, Bools, Floats, Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True, gc=False):
     """One expression over the ``n`` rows of a block: numbers (float64) or booleans."""
 
     values: NDArray[Any]  # (n,)
@@ -24,15 +23,13 @@ class Series:
     fresh: Bools  # (n,)
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline(Series):
+class Baseline(Series, frozen=True, gc=False):
     """A baseline with the robust spread around it, in the unit of the values."""
 
     scale: Floats  # (n,)
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True, gc=False):
     """Several series side by side: the members of ``spread(loss by rank)``, each with its number (a rank, an index).
 
     Over ranks, the last two members are the extremes that a record itself holds, and ``largest`` says at each row whose
@@ -44,40 +41,55 @@ class Vector:
     largest: Series | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The windows of a block's rows: row i sees ``values[low[i]:high[i]]``, measured at ``steps[low[i]:high[i]]``.
+class Frame(Struct, frozen=True, gc=False):
+    """The block that is being evaluated, with what most operators ask of it at hand as Python numbers.
 
-    ``values`` holds finite measured numbers only. ``full[i]`` says whether the window is full enough to count.
-    ``before`` are the bounds that the row before the block saw, for operators that go on from there.
+    ``everywhere`` and ``nowhere`` are the two plain answers to whether rows are known or fresh: one array each, so that an
+    operator tells them by identity and need not look. ``even``: each row is one step and follows the one before.
     """
-
-    values: Floats
-    steps: Ints
-    strides: Ints
-    low: Ints  # (n,)
-    high: Ints  # (n,)
-    before: tuple[int, int]
-    full: Bools  # (n,)
-    fresh: Bools  # (n,)
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The block that is being evaluated, with what most operators ask of it at hand as Python numbers."""
 
     block: Block
     step: Ints
     steps: list[int]
     strides: list[int]
     rows: int
+    everywhere: Bools
+    nowhere: Bools
+    even: bool
 
     @classmethod
     def of(cls, block: Block) -> Frame:
         """Return the frame of a block."""
-        return cls(block, block.step, block.step.tolist(), block.stride.tolist(), len(block))
+        steps, strides = block.step.tolist(), block.stride.tolist()
+        rows = len(steps)
+        even = rows > 0 and steps[-1] - steps[0] == rows - 1 and strides.count(1) == rows
+        return cls(
+            block,
+            block.step,
+            steps,
+            strides,
+            rows,
+            np.ones(rows, dtype=np.bool_),
+            np.zeros(rows, dtype=np.bool_),
+            even,
+        )
 
+    def all(self, rows: Bools) -> Bools:
+        """Return ``everywhere`` if all rows are set, else the rows themselves."""
+        return self.everywhere if rows is self.everywhere or np.count_nonzero(rows) == self.rows else rows
 
-def numbers(frame: Frame, known: Bools, fresh: Bools) -> tuple[Floats, Bools, Bools]:
-    """Return a fresh array of NaN for a result, with copies of ``known`` and ``fresh`` that may be changed."""
-    return np.full(frame.rows, np.nan), known.copy(), fresh.copy()
+    def both(self, one: Bools, other: Bools) -> Bools:
+        """Return the rows that are set in both."""
+        if one is other or other is self.everywhere or one is self.nowhere:
+            return one
+        if one is self.everywhere or other is self.nowhere:
+            return other
+        return one & other
+
+    def either(self, one: Bools, other: Bools) -> Bools:
+        """Return the rows that are set in one of the two."""
+        if one is other or other is self.nowhere or one is self.everywhere:
+            return one
+        if one is self.nowhere or other is self.everywhere:
+            return other
+        return one | other

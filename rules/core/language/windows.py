@@ -1,24 +1,19 @@
-"""The past of an expression, and the windows that look at it.
-
-One history serves all windows of the same expression. It keeps the finite measured values of the longest of them and
-nothing else, so its size is bounded by the steps that a rule asks for.
-"""
+"""The windows that look at the past of an expression, and how a function is reckoned over them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwarden.rules.core.block import Floats, Ints
+from trainwarden.rules.core.block import Bools, Floats, Ints
 
+from .history import Past
 from .operator import Operator
-from .packing import pack_floats, pack_ints, unpack_floats, unpack_ints
-from .series import Frame, Series, View
+from .series import Frame, Series
 
 #: A window counts once a fifth of its steps (20 %) is covered; kept whole so that no rounding moves the step.
 FULL = 5
@@ -30,117 +25,84 @@ MANY = 4
 MATRIX = 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A history as its windows see it, with the current block included."""
+class View:
+    """The windows of a block's rows: row i sees ``values[low[i]:high[i]]``, measured at ``steps[low[i]:high[i]]``.
 
-    values: Floats
-    steps: Ints
-    strides: Ints
-    covered_steps: Ints
-    covered: Ints  # one longer than covered_steps: known steps before each of them
-    last_step: int | None
-    fresh: Any
-
-
-class History(Operator):
-    """Keep the finite measured values of one expression for ``span`` steps.
-
-    Warm-up: none. State: 8 bytes a measured record within ``span`` steps, steps as runs. Cost: O(span) copies a
-    block. A record that is not due or not finite adds no value; a known finite one counts towards a window's fullness.
+    ``values`` holds finite measured numbers only. ``full[i]`` says whether the window is full enough to count.
+    ``before`` are the bounds that the row before the block saw, and ``since`` is that row's step, for operators that go on from
+    there. Where each window lies one value behind the one before, as a rule, ``first`` is where the first one begins and ``size``
+    how long they all are; they are full then.
     """
 
-    __slots__ = ("_covered_steps", "_covered_strides", "_last_step", "_span", "_steps", "_strides", "_values")
+    __slots__ = ("_high", "_low", "_past", "before", "first", "fresh", "full", "rows", "since", "size", "values")
 
-    def __init__(self, span: int) -> None:
-        self._span = span
-        self._values: Floats = np.zeros(0)
-        self._steps: Ints = np.zeros(0, dtype=np.int64)
-        self._strides: Ints = np.zeros(0, dtype=np.int64)
-        self._covered_steps: Ints = self._steps
-        self._covered_strides: Ints = self._strides
-        self._last_step: int | None = None
+    def __init__(
+        self,
+        past: Past,
+        rows: int,
+        full: Bools,
+        before: tuple[int, int],
+        first: int | None,
+        size: int,
+        low: Ints | None = None,
+        high: Ints | None = None,
+    ) -> None:
+        self._past = past
+        self.values = past.values
+        self.fresh = past.fresh
+        self.since = past.last_step
+        self.rows = rows
+        self.full = full
+        self.before = before
+        self.first = first
+        self.size = size
+        self._low = low
+        self._high = high
 
-    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Past:
-        """Return the past up to and including the block."""
-        source: Series = inputs[0]
-        values = source.values + 0.0  # booleans as 0 and 1, and no negative zero
-        counts = source.known & np.isfinite(values)
-        taken = counts & source.fresh
-        stride = frame.block.stride
-        everything = bool(taken.all())
-        if everything:
-            new_values, new_steps, new_strides = values, frame.step, stride
-        else:
-            new_values, new_steps, new_strides = values[taken], frame.step[taken], stride[taken]
-        all_values = np.concatenate((self._values, new_values))
-        steps = np.concatenate((self._steps, new_steps))
-        strides = np.concatenate((self._strides, new_strides))
-        # What is measured at every record covers the steps that it has values of: the arrays are the same ones.
-        alike = everything and self._covered_steps is self._steps
-        covered_steps, covered_strides = steps, strides
-        if not alike:
-            covered_steps = np.concatenate((self._covered_steps, frame.step[counts]))
-            covered_strides = np.concatenate((self._covered_strides, stride[counts]))
-        covered = np.zeros(len(covered_steps) + 1, dtype=np.int64)
-        np.cumsum(covered_strides, out=covered[1:])
-        past = Past(all_values, steps, strides, covered_steps, covered, self._last_step, source.fresh)
+    @property
+    def low(self) -> Ints:
+        """Return where each window begins."""
+        if self._low is None:
+            assert self.first is not None
+            self._low = np.arange(self.first, self.first + self.rows, dtype=np.int64)
+        return self._low
 
-        # The row after this block needs what lies within `span` steps of itself, and the one before it for `before`.
-        oldest = frame.steps[-1] - self._span
-        first = through(steps, oldest)
-        self._values, self._steps, self._strides = all_values[first:], steps[first:], strides[first:]
-        self._covered_steps, self._covered_strides = self._steps, self._strides
-        if not alike:
-            first = through(covered_steps, oldest)
-            self._covered_steps, self._covered_strides = covered_steps[first:], covered_strides[first:]
-        self._last_step = frame.steps[-1]
-        return past
+    @property
+    def high(self) -> Ints:
+        """Return where each window ends."""
+        if self._high is None:
+            self._high = self.low + self.size
+        return self._high
 
-    def dump(self) -> Any:
-        """Return values as base64 and steps as runs."""
-        return {
-            "last_step": self._last_step,
-            "values": pack_floats(self._values),
-            "steps": pack_ints(self._steps),
-            "strides": pack_ints(self._strides),
-            "covered_steps": pack_ints(self._covered_steps),
-            "covered_strides": pack_ints(self._covered_strides),
-        }
+    @property
+    def last(self) -> tuple[int, int]:
+        """Return the bounds of the last window."""
+        if self.first is not None:
+            low = self.first + self.rows - 1
+            return low, low + self.size
+        return int(self.low[-1]), int(self.high[-1])
 
-    def load(self, state: Any) -> None:
-        """Take up a dumped history. A shorter span than before drops what it does not need."""
-        self._last_step = state["last_step"]
-        self._values = unpack_floats(state["values"])
-        self._steps, self._strides = unpack_ints(state["steps"]), unpack_ints(state["strides"])
-        self._covered_steps = unpack_ints(state["covered_steps"])
-        self._covered_strides = unpack_ints(state["covered_strides"])
-        if np.array_equal(self._steps, self._covered_steps) and np.array_equal(self._strides, self._covered_strides):
-            self._covered_steps, self._covered_strides = self._steps, self._strides
+    @property
+    def steps(self) -> Ints:
+        """Return the step of each value."""
+        return self._past.steps
 
-
-def through(steps: Ints, at: Any) -> Any:
-    """Return how many of the ascending ``steps`` are not behind ``at``, which is a number or an array of them.
-
-    Where each step follows the one before, as a rule, nothing is searched.
-    """
-    if len(steps) and int(steps[-1]) - int(steps[0]) == len(steps) - 1:
-        before = int(steps[0]) - 1
-        if isinstance(at, int):
-            return min(max(at - before, 0), len(steps))
-        return np.minimum(np.maximum(at - before, 0), len(steps))
-    found = np.searchsorted(steps, at, side="right")
-    return int(found) if isinstance(at, int) else found
+    @property
+    def strides(self) -> Ints:
+        """Return how many steps each value covers."""
+        return self._past.strides
 
 
 class Window(Operator):
     """``expr[steps] offset M``: the records whose step lies in ``(t - M - steps, t - M]``.
 
     Warm-up: full enough once known finite records cover 20 % of the steps. State: none beside the history. Cost: two
-    binary searches a record.
+    binary searches a record, and none where each step was measured.
     """
 
     __slots__ = ("_offset", "_steps")
+
+    lazy = sleeps = True
 
     def __init__(self, steps: int, offset: int) -> None:
         self._steps = steps
@@ -149,24 +111,24 @@ class Window(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> View:
         """Return the bounds that each row of the block sees."""
         past: Past = inputs[0]
-        end = frame.step - self._offset
-        start = end - self._steps
-        high = through(past.steps, end)
-        low = through(past.steps, start)
-        if past.covered_steps is past.steps:
-            full = FULL * (past.covered[high] - past.covered[low]) >= self._steps
-        else:
-            covered_high = past.covered[through(past.covered_steps, end)]
-            covered_low = past.covered[through(past.covered_steps, start)]
-            full = FULL * (covered_high - covered_low) >= self._steps
         before = (0, 0)
         if past.last_step is not None:
             last = past.last_step - self._offset
-            before = (
-                through(past.steps, last - self._steps),
-                through(past.steps, last),
-            )
-        return View(past.values, past.steps, past.strides, low, high, before, full, past.fresh)
+            before = (past.through(last - self._steps), past.through(last))
+        if past.even and frame.even:
+            first = frame.steps[0] - self._offset - self._steps - past.first + 1
+            if first >= 0:
+                return View(past, frame.rows, frame.everywhere, before, first, self._steps)
+        end = frame.step - self._offset
+        start = end - self._steps
+        low, high = past.through(start), past.through(end)
+        full = frame.all(FULL * past.covers(start, end, low, high) >= self._steps)
+        first, size = int(low[0]), int(high[0] - low[0])
+        if full is frame.everywhere and int(low[-1]) - first == frame.rows - 1:
+            rows = np.arange(first, first + frame.rows)
+            if (low == rows).all() and (high == rows + size).all():
+                return View(past, frame.rows, full, before, first, size, low, high)
+        return View(past, frame.rows, full, before, None, 0, low, high)
 
 
 def over_windows(
@@ -182,14 +144,12 @@ def over_windows(
     source is. ``slide(first, count, size)`` may reckon ``count`` windows at once, the first ``[first, first + size)`` and
     each one further than the one before; it gives the numbers that ``reckon`` gives.
     """
-    first, size = int(view.low[0]), int(view.high[0] - view.low[0])
-    if slide is not None and frame.rows >= MANY and size >= least and view.full.all():
-        rows = np.arange(first, first + frame.rows)
-        if (view.low == rows).all() and (view.high == rows + size).all():  # the usual case, without detours
-            return Series(slide(first, frame.rows, size), view.full, view.fresh)
+    if slide is not None and view.first is not None and frame.rows >= MANY and view.size >= least:
+        # The usual case, without detours.
+        return Series(slide(view.first, frame.rows, view.size), view.full, view.fresh)
     values = np.full(frame.rows, np.nan)
     sizes = view.high - view.low
-    known = view.full & (sizes >= least)
+    known = frame.both(view.full, frame.all(sizes >= least))
     rows = np.flatnonzero(known)
     if not len(rows):
         return Series(values, known, view.fresh)
@@ -230,7 +190,11 @@ def side_by_side(values: NDArray[Any], first: int, count: int, size: int) -> Ite
 
 def over_sums(frame: Frame, view: View, least: int, running: Ints, back: int = 0) -> Series:
     """Return for each window ``[low, high)`` the whole number ``running[high - back] - running[low]``, as :func:`over_windows`."""
-    known = view.full & (view.high - view.low >= least)
+    if view.first is not None and view.size >= least:
+        low, high = view.first, view.first + view.size - back
+        sums = running[high : high + frame.rows] - running[low : low + frame.rows]
+        return Series(sums.astype(np.float64), view.full, view.fresh)
+    known = frame.both(view.full, frame.all(view.high - view.low >= least))
     values = np.full(frame.rows, np.nan)
     values[known] = running[view.high[known] - back] - running[view.low[known]]
     return Series(values, known, view.fresh)

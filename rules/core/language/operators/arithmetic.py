@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Operator
 from trainwarden.rules.core.language.series import Frame, Series
 
@@ -35,22 +36,25 @@ class Constant(Operator):
 
     __slots__ = ("_last", "_value")
 
+    lazy = True
+
     def __init__(self, value: float) -> None:
         self._value = value
-        self._last: Series | None = None  # blocks of one stream mostly have one size
+        self._last: Floats | None = None  # blocks of one stream mostly have one size
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the same number for each row."""
-        if self._last is None or len(self._last.values) != frame.rows:
-            known = np.ones(frame.rows, dtype=np.bool_)
-            self._last = Series(np.full(frame.rows, self._value), known, ~known)
-        return self._last
+        if self._last is None or len(self._last) != frame.rows:
+            self._last = np.full(frame.rows, self._value)
+        return Series(self._last, frame.everywhere, frame.nowhere)
 
 
 class Arithmetic(Operator):
     """One of the six operators on two series."""
 
     __slots__ = ("_operator",)
+
+    lazy = sleeps = True
 
     def __init__(self, operator: str) -> None:
         self._operator = operator
@@ -71,16 +75,18 @@ class Arithmetic(Operator):
                 values = np.fmod(left.values, right.values)
             case _:
                 values = np.array(list(map(power, left.values.tolist(), right.values.tolist())))
-        known = left.known & right.known
+        known = frame.both(left.known, right.known)
         if self._operator == "^" and not known.all():  # 1 ^ NaN and NaN ^ 0 are 1
             values = np.where(known, values, np.nan)
-        return Series(values, known, left.fresh | right.fresh)
+        return Series(values, known, frame.either(left.fresh, right.fresh))
 
 
 class Negation(Operator):
     """Unary minus."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the negated values."""

@@ -23,6 +23,8 @@ class ExponentialAverage(Operator):
 
     __slots__ = ("_beta", "_mean", "_weight")
 
+    sleeps = True
+
     def __init__(self, beta: float) -> None:
         self._beta = beta
         self._mean = 0.0
@@ -33,8 +35,8 @@ class ExponentialAverage(Operator):
         source: Series = inputs[0]
         given = source.values.tolist()
         mean, weight, beta = self._mean, self._weight, self._beta
-        everywhere = source.fresh & source.known & np.isfinite(source.values)
-        if everywhere.all() and bool((frame.block.stride == 1).all()):
+        everywhere = frame.both(frame.both(source.fresh, source.known), frame.all(np.isfinite(source.values)))
+        if everywhere is frame.everywhere and frame.strides.count(1) == frame.rows:
             share = 1 - beta
             averages = []
             for value in given:
@@ -43,7 +45,7 @@ class ExponentialAverage(Operator):
                 averages.append(mean / weight)
             self._mean, self._weight = mean, weight
             found = np.array(averages)
-            return Series(found, ~np.isnan(found), source.fresh)
+            return Series(found, frame.all(~np.isnan(found)), source.fresh)
         taken = everywhere.tolist()
         out = [np.nan] * frame.rows
         for row, stride in enumerate(frame.strides):

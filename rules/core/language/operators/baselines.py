@@ -16,9 +16,9 @@ import numpy as np
 from trainwarden.rules.core.block import Floats, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
 from trainwarden.rules.core.language.packing import pack_floats, pack_ints, unpack_floats, unpack_ints
-from trainwarden.rules.core.language.series import Baseline, Frame, Series, View
+from trainwarden.rules.core.language.series import Baseline, Frame, Series
 from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
-from trainwarden.rules.core.language.windows import over_windows, side_by_side
+from trainwarden.rules.core.language.windows import View, over_windows, side_by_side
 
 #: Spread is never taken to be less than this share of the centre: a loss rounded to bf16 moves by 0.4 to 0.8 % in one
 #: quantum, and its median absolute deviation is often 0.
@@ -58,6 +58,8 @@ class RobustBaseline(Operator):
         "_window",
     )
 
+    sleeps = True
+
     def __init__(self, window: int, cut: float, patience: tuple[int, int]) -> None:
         self._window = window
         self._least = min(window, LEAST_RECORDS)
@@ -77,7 +79,12 @@ class RobustBaseline(Operator):
             nothing = np.full(frame.rows, np.nan)
             return Baseline(nothing, np.zeros(frame.rows, dtype=np.bool_), source.fresh, nothing)
         values = source.values + 0.0  # no negative zero in the sorted list
-        taken = source.fresh & source.known & np.isfinite(values)
+        taken = frame.both(frame.both(source.fresh, source.known), frame.all(np.isfinite(values)))
+        if taken is frame.everywhere:
+            centres, scales = self._follow(values, frame.block.stride, frame.rows)
+            centres, scales = centres[:-1], scales[:-1]
+            known = frame.all(~np.isnan(centres))
+            return Baseline(centres, known, source.fresh, scales)
         before: Ints = np.cumsum(taken) - taken  # values before each row's own
         centres, scales = self._follow(values[taken], frame.block.stride[taken], int(before[-1]) + 1)
         centres, scales = centres[before], scales[before]
@@ -226,6 +233,8 @@ class FromBaseline(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the robust z of each row."""
         source, usual = inputs
@@ -242,6 +251,8 @@ class WithinWindow(Operator):
     """
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the z of each row's newest value."""

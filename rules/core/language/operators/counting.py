@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from trainwarden.rules.core.block import Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Type
-from trainwarden.rules.core.language.series import Frame, Series, View
-from trainwarden.rules.core.language.windows import over_sums
+from trainwarden.rules.core.language.series import Frame, Series
+from trainwarden.rules.core.language.windows import View, over_sums
 
 
 def _running(counts: NDArray[Any]) -> Ints:
@@ -29,6 +29,8 @@ class Count(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the count over each row's window."""
         view: View = inputs[0]
@@ -42,6 +44,8 @@ class Changes(Operator):
     """
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the number of changes within each row's window."""
@@ -58,6 +62,8 @@ class Streak(Operator):
 
     __slots__ = ("_held", "_steps")
 
+    sleeps = True
+
     def __init__(self) -> None:
         self._steps = 0
         self._held = 0
@@ -65,6 +71,9 @@ class Streak(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the streak at each row."""
         source: Series = inputs[0]
+        if source.known is source.fresh is frame.everywhere and not np.count_nonzero(source.values):
+            self._steps = self._held = 0
+            return Series(np.zeros(frame.rows), source.known, source.fresh)
         true, known, fresh = source.values.tolist(), source.known.tolist(), source.fresh.tolist()
         out = [np.nan] * frame.rows
         for row, stride in enumerate(frame.strides):

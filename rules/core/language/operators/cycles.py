@@ -30,6 +30,8 @@ class Period(Operator):
 
     __slots__ = ("_events", "_gap", "_last_true", "_least", "_period", "_tolerance", "_window")
 
+    sleeps = True
+
     def __init__(self, window: int, least: int, tolerance: float, gap: int) -> None:
         self._window = window
         self._least = least
@@ -42,9 +44,9 @@ class Period(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the period known at each row."""
         source: Series = inputs[0]
-        happens = source.values & source.fresh
-        if not happens.any() and not (self._events and self._events[0] <= frame.steps[-1] - self._window):
-            rest = np.where(source.known, 0.0, np.nan)
+        happens = frame.both(source.values, source.fresh)
+        if not np.count_nonzero(happens) and not (self._events and self._events[0] <= frame.steps[-1] - self._window):
+            rest = np.zeros(frame.rows) if source.known is frame.everywhere else np.where(source.known, 0.0, np.nan)
             if self._period:
                 rest[source.known & (frame.step - self._events[-1] <= _PATIENCE * self._period)] = self._period
             return Series(rest, source.known, source.fresh)

@@ -24,6 +24,8 @@ class Absolute(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the absolute values."""
         source: Series = inputs[0]
@@ -34,6 +36,8 @@ class BinaryLogarithm(Operator):
     """``log2(x)``: a loss scale's exponent; a difference of 1 is a factor of two."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the logarithms."""

@@ -21,6 +21,8 @@ class Comparison(Operator):
 
     __slots__ = ("_operator",)
 
+    lazy = sleeps = True
+
     def __init__(self, operator: str) -> None:
         self._operator = operator
 
@@ -41,7 +43,7 @@ class Comparison(Operator):
                 true = a == b
             case _:
                 true = (a < b) | (a > b)
-        return Series(true, left.known & right.known, left.fresh | right.fresh)
+        return Series(true, frame.both(left.known, right.known), frame.either(left.fresh, right.fresh))
 
 
 class And(Operator):
@@ -49,11 +51,15 @@ class And(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where both hold; known also where one is known to be false."""
         a, b = inputs
-        known = (a.known & b.known) | (a.known & ~a.values) | (b.known & ~b.values)
-        return Series(a.values & b.values, known, a.fresh | b.fresh)
+        known = frame.both(a.known, b.known)
+        if known is not frame.everywhere:
+            known = known | (a.known & ~a.values) | (b.known & ~b.values)
+        return Series(a.values & b.values, known, frame.either(a.fresh, b.fresh))
 
 
 class Or(Operator):
@@ -61,17 +67,24 @@ class Or(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where one holds; known also where only one is known and true."""
         a, b = inputs
         true = a.values | b.values
-        return Series(true, (a.known & b.known) | true, a.fresh | b.fresh)
+        known = frame.both(a.known, b.known)
+        if known is not frame.everywhere:
+            known = known | true
+        return Series(true, known, frame.either(a.fresh, b.fresh))
 
 
 class Not(Operator):
     """Negation of a boolean that is no comparison."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where the operand is known to be false."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Type
-from trainwarden.rules.core.language.series import Frame, Series, View
-from trainwarden.rules.core.language.windows import over_windows, side_by_side
+from trainwarden.rules.core.language.series import Frame, Series
+from trainwarden.rules.core.language.windows import View, over_windows, side_by_side
 
 # A deviation below this share of the values may be rounding alone.
 _ROUNDING = 1e-9
@@ -39,6 +39,9 @@ class Mean(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+    cost = 4
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the mean of each row's window."""
         view: View = inputs[0]
@@ -56,6 +59,9 @@ class StandardDeviation(Operator):
     """``stddev(x[N])``: the sample standard deviation of the window's measured values."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
+    cost = 15
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the standard deviation of each row's window."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
-from trainwarden.rules.core.language.series import Frame, Series, View
+from trainwarden.rules.core.language.series import Frame, Series
 from trainwarden.rules.core.language.sorted_values import deviation_of, median_of
-from trainwarden.rules.core.language.windows import over_windows, side_by_side
+from trainwarden.rules.core.language.windows import View, over_windows, side_by_side
 
 #: Windows up to this size are sorted anew rather than kept sorted, where there are at least FEW of them.
 SHORT, FEW = 200, 16
@@ -31,7 +31,10 @@ class Ordered(Operator):
     and the share of the upper one.
     """
 
-    __slots__ = ("_high", "_low", "_ordered", "_place", "_reckon", "_reckon_rows", "_started")
+    __slots__ = ("_at", "_high", "_low", "_ordered", "_place", "_reckon", "_reckon_rows")
+
+    lazy = sleeps = True
+    cost = 20
 
     def __init__(
         self,
@@ -44,15 +47,15 @@ class Ordered(Operator):
         self._place = place
         self._ordered: list[float] = []
         self._low = self._high = 0
-        self._started = False
+        self._at: int | None = None  # the step up to which the list is that of the last window
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the statistic of each row's window."""
         view: View = inputs[0]
         self._low, self._high = view.before
-        if not self._started:
-            self._ordered = sorted(view.values[self._low : self._high].tolist())
-            self._started = True
+        if self._at is None or self._at != view.since:
+            self._low = self._high = 0  # the first window is sorted anew
+            self._ordered = []
 
         def reckon(low: int, high: int) -> float:
             self._slide(view, low, high)
@@ -85,12 +88,15 @@ class Ordered(Operator):
             return found
 
         found = over_windows(frame, view, 1, reckon, slide)
-        self._slide(view, int(view.low[-1]), int(view.high[-1]))
+        self._slide(view, *view.last)
+        self._at = frame.steps[-1]
         return found
 
     def _slide(self, view: View, low: int, high: int) -> None:
+        if low == self._low and high == self._high:
+            return
         if low >= self._high or high - self._high > SHORT:
-            self._ordered = sorted(view.values[low:high].tolist())
+            self._ordered = np.sort(view.values[low:high]).tolist()
         else:
             for value in view.values[self._low : low].tolist():
                 del self._ordered[bisect_left(self._ordered, value)]
@@ -104,6 +110,9 @@ class Extreme(Operator):
 
     __slots__ = ("_of",)
 
+    lazy = sleeps = True
+    cost = 3
+
     def __init__(self, of: np.ufunc) -> None:
         self._of = of
 
@@ -112,6 +121,16 @@ class Extreme(Operator):
         view: View = inputs[0]
 
         def slide(first: int, count: int, size: int) -> Floats:
+            if count <= size:
+                # What all windows hold, then what each has before and behind it.
+                inner = self._of.reduce(view.values[first + count - 1 : first + size])
+                found = np.full(count, inner)
+                if count > 1:
+                    before = view.values[first : first + count - 1]
+                    behind = view.values[first + size : first + size + count - 1]
+                    found[:-1] = self._of(inner, self._of.accumulate(before[::-1])[::-1])
+                    found[1:] = self._of(found[1:], self._of.accumulate(behind))
+                return found
             # Each window is the end of one stretch of its size and the beginning of the next (van Herk, Gil and Werman).
             stretches = -(-(count + size - 1) // size)
             given = view.values[first : first + count + size - 1]
@@ -120,8 +139,7 @@ class Extreme(Operator):
             table = line.reshape(stretches, size)
             ends = self._of.accumulate(table[:, ::-1], axis=1)[:, ::-1].reshape(-1)
             beginnings = self._of.accumulate(table, axis=1).reshape(-1)
-            found: Floats = self._of(ends[:count], beginnings[size - 1 : size - 1 + count])
-            return found
+            return self._of(ends[:count], beginnings[size - 1 : size - 1 + count])  # type: ignore[no-any-return]
 
         return over_windows(frame, view, 1, lambda low, high: float(self._of.reduce(view.values[low:high])), slide)
 

@@ -20,17 +20,24 @@ class Absent(Operator):
 
     __slots__ = ()
 
+    # Not lazy: it is fresh where its operand is not.
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where the operand is unknown. That it is, is news at every row."""
         source: Series = inputs[0]
-        everywhere = np.ones(frame.rows, dtype=np.bool_)
-        return Series(~source.known, everywhere, source.fresh | ~source.known)
+        if source.known is frame.nowhere:
+            return Series(frame.everywhere, frame.everywhere, frame.everywhere)
+        if source.known is frame.everywhere:
+            return Series(frame.nowhere, frame.everywhere, source.fresh)
+        return Series(~source.known, frame.everywhere, source.fresh | ~source.known)
 
 
 class IsNan(Operator):
     """``isnan(x)``: x was measured and is not a number. No comparison says so."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where a known value is NaN."""
@@ -42,6 +49,8 @@ class IsInf(Operator):
     """``isinf(x)``: x was measured and is infinite, of either sign."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where a known value is infinite."""

@@ -41,6 +41,8 @@ class Setback(Operator):
 
     __slots__ = ("_best", "_distances", "_last", "_ordered", "_records", "_share", "_since", "_spreads")
 
+    sleeps = True
+
     def __init__(self, records: int, spreads: float, share: float) -> None:
         self._records = records
         self._spreads = spreads

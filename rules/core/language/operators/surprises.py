@@ -68,6 +68,8 @@ class Surprise(Operator):
         "_wide",
     )
 
+    sleeps = True
+
     def __init__(self, records: int, cut: float, patience: int) -> None:
         self._records = records
         self._cut = cut
@@ -194,6 +196,8 @@ class Tail(Operator):
     """
 
     __slots__ = ("_kept", "_off", "_ordered", "_records", "_waiting")
+
+    sleeps = True
 
     def __init__(self, records: int) -> None:
         self._records = records

@@ -14,8 +14,8 @@ import numpy as np
 
 from trainwarden.rules.core.block import Floats, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Type
-from trainwarden.rules.core.language.series import Frame, Series, View
-from trainwarden.rules.core.language.windows import over_windows, side_by_side
+from trainwarden.rules.core.language.series import Frame, Series
+from trainwarden.rules.core.language.windows import View, over_windows, side_by_side
 
 # Values that differ by less than this share of their size differ by rounding alone.
 _ROUNDING = 1e-12
@@ -74,6 +74,9 @@ class Slope(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+    cost = 25
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the slope of each row's window."""
         view: View = inputs[0]
@@ -91,6 +94,9 @@ class SlopeT(Operator):
     """``slope_t(x[N])``: the slope over its standard error; beyond 2 or so a trend is more than noise."""
 
     __slots__ = ()
+
+    lazy = sleeps = True
+    cost = 25
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the t statistic of each row's window."""
@@ -110,10 +116,18 @@ class Delta(Operator):
 
     __slots__ = ()
 
+    lazy = sleeps = True
+    cost = 2
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the difference over each row's window."""
         view: View = inputs[0]
-        return over_windows(frame, view, 2, lambda low, high: float(view.values[high - 1] - view.values[low]))
+
+        def slide(first: int, count: int, size: int) -> Floats:
+            found: Floats = view.values[first + size - 1 :][:count] - view.values[first : first + count]
+            return found
+
+        return over_windows(frame, view, 2, lambda low, high: float(view.values[high - 1] - view.values[low]), slide)
 
 
 FUNCTIONS = (

@@ -21,6 +21,8 @@ class Over(Operator):
 
     __slots__ = ("_least", "_reckon")
 
+    sleeps = True
+
     def __init__(self, reckon: Callable[[Floats], Floats], least: int = 1) -> None:
         self._reckon = reckon
         self._least = least
@@ -29,9 +31,8 @@ class Over(Operator):
         """Return the reduction at each row."""
         vector: Vector = inputs[0]
         values = np.full(frame.rows, np.nan)
-        nowhere = np.zeros(frame.rows, dtype=np.bool_)
         if not vector.members:
-            return Series(values, nowhere, nowhere)
+            return Series(values, frame.nowhere, frame.nowhere)
         table = np.stack([member.values for member in vector.members])
         known = np.stack([member.known for member in vector.members]).sum(axis=0) >= self._least
         fresh = np.logical_or.reduce([member.fresh for member in vector.members])
@@ -45,6 +46,8 @@ class Argmax(Operator):
     """``argmax(x by label)``: whose value is the largest: a rank's number, or the place of a label value in the list."""
 
     __slots__ = ()
+
+    sleeps = True
 
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the number of the first largest member at each row."""
