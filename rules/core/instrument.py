@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
-from .block import Floats
+from .block import Bools, Floats
 
 #: Signals that vary from record to record in any healthy run.
 VARYING = ("loss", "grad_norm", "update_ratio")
+#: Values that differ by no more than this, relative, are one: logs print six digits (case A18).
+SAME = 1e-6
 
 
 class Watch(Struct):
     """What is remembered of one signal: its last value, for how many measurements it held, whether it ever varied.
 
-    ``broken``: something was not finite, and no believable value came since.
+    ``broken``: something was not finite, and no believable value came since. ``recent`` and ``newest`` are values before and
+    since then, where a signal needs them.
     """
 
     last: float = math.nan
@@ -27,6 +30,8 @@ class Watch(Struct):
     varied: bool = False
     said: bool = False
     broken: bool = False
+    recent: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    newest: list[float] = field(default_factory=list)
 
 
 class Fault(Struct, frozen=True):
@@ -37,15 +42,28 @@ class Fault(Struct, frozen=True):
     says: str
 
 
+def same(value: float, last: float) -> bool:
+    """Say whether a value is the last one again."""
+    return value == last or abs(value - last) <= SAME * abs(last)
+
+
+def repeated(values: Floats, last: float) -> Bools:
+    """Say which values are the one before them again, the first of them ``last``."""
+    before = np.concatenate(([last], values[:-1]))
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Bools = (values == before) | (np.abs(values - before) <= SAME * np.abs(before))
+    return found
+
+
 def look_at_all(watches: dict[str, Watch], name: str, values: Floats, dead_records: int) -> bool:
     """Take measurements in a row of which nothing is to be said, as :func:`look` would one after another; False if it must.
 
     They are finite and each differs from the one before: so it is nearly always.
     """
-    if dead_records < 2 or not np.isfinite(values).all() or (values[1:] == values[:-1]).any():
+    if dead_records < 2 or not np.isfinite(values).all():
         return False
     watch = watches.setdefault(name, Watch())
-    if values[0] == watch.last:
+    if repeated(values, watch.last).any():
         return False
     watch.varied = watch.varied or len(values) > 1 or not math.isnan(watch.last)
     watch.last, watch.held, watch.said = float(values[-1]), 1, False
@@ -57,7 +75,7 @@ def look(watches: dict[str, Watch], name: str, value: float | None, dead_records
     if value is None or not math.isfinite(value):
         return None
     watch = watches.setdefault(name, Watch())
-    if value == watch.last:
+    if same(value, watch.last):
         watch.held += 1
     else:
         watch.varied = watch.varied or not math.isnan(watch.last)

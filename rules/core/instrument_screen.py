@@ -1,7 +1,7 @@
 """Values that are no measurements are kept from the rules: to them such a signal is unknown (design §4.9).
 
-Two kinds: a value that has been written again and again, and a loss of exactly 0.0 behind something that was not finite, which a
-log's filter put there. What is not finite itself is passed on: the rules must see it.
+Here: a value that has been written again and again, and a loss of exactly 0.0 behind something that was not finite, which a
+log's filter put there. What else a filter or a skipped step leaves is found by :mod:`.instrument_masked`. What is not finite itself is passed on: the rules must see it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from .block import Block, Bools, Column, Floats
-from .instrument import VARYING, Fault, Watch
+from .instrument import VARYING, Fault, Watch, repeated, same
+from .instrument_masked import masked_losses, stale_norms
 
 
 def screen(watches: dict[str, Watch], block: Block, dead_records: int) -> tuple[Block, list[tuple[int, Fault]]]:
@@ -19,7 +20,10 @@ def screen(watches: dict[str, Watch], block: Block, dead_records: int) -> tuple[
 
     The columns of the given block are not changed. How a stream is cut into blocks makes no difference.
     """
-    faults: list[tuple[int, Fault]] = []
+    masked, faults = masked_losses(watches, block)
+    stale, more = stale_norms(watches, block)
+    faults += more
+    block = _without(_without(block, ("loss",), masked), ("grad_norm", "all"), stale)
     hidden: dict[tuple[str, ...], Bools] = {}
     norm = block.columns.get(("grad_norm", "all"))
     broken = np.zeros(len(block), dtype=np.bool_) if norm is None else norm.present & ~np.isfinite(norm.values)
@@ -36,21 +40,25 @@ def screen(watches: dict[str, Watch], block: Block, dead_records: int) -> tuple[
         found = _hidden(watch, name, column, others, dead_records, faults)
         if found.any():
             hidden[key] = found
-    if not hidden:
-        return block, faults
-    columns = dict(block.columns)
     for key, rows in hidden.items():
-        columns[key] = Column(columns[key].values, columns[key].present & ~rows)
-    return replace(block, columns=columns), faults
+        block = _without(block, key, rows)
+    faults.sort(key=lambda one: one[0])
+    return block, faults
+
+
+def _without(block: Block, key: tuple[str, ...], rows: Bools | None) -> Block:
+    """Return the block without the values of a column at these rows."""
+    if rows is None:
+        return block
+    column = block.columns[key]
+    return replace(block, columns={**block.columns, key: Column(column.values, column.present & ~rows)})
 
 
 def _plain(watch: Watch, values: Floats) -> bool:
     """Take values of which nothing is to be hidden, all at once; False if they need a closer look."""
     if not len(values):
         return True
-    if values[0] == watch.last or not np.isfinite(values).all() or (values == 0).any():
-        return False
-    if (values[1:] == values[:-1]).any():
+    if not np.isfinite(values).all() or (values == 0).any() or repeated(values, watch.last).any():
         return False
     watch.last, watch.held, watch.broken, watch.said = float(values[-1]), 1, False, False
     return True
@@ -69,7 +77,7 @@ def _hidden(
         if not np.isfinite(value):
             watch.broken = True
             continue
-        watch.held = watch.held + 1 if value == watch.last else 1
+        watch.held = watch.held + 1 if same(value, watch.last) else 1
         watch.last = value
         if value == 0 and watch.broken:
             found[row] = True

@@ -114,3 +114,94 @@ def test_another_level_is_not(factor: float) -> None:
 
 def test_a_level_of_another_noise_is_not() -> None:
     assert rescaled(np.array(NOISE[:200]), 4 + 1.0 * RNG.normal(size=20)) is None
+
+
+def records(rows: list[dict[str, Any]]) -> list[Step]:
+    return [Step(seq=place + 1, step=place + 1, time=float(place), signals=row) for place, row in enumerate(rows)]
+
+
+def present(records: list[Step], key: tuple[str, ...], cuts: list[int] | None = None) -> tuple[list[bool], list[Any]]:
+    """Return at which records the rules see a signal, and what is said."""
+    watches: dict[str, Watch] = {}
+    seen: list[bool] = []
+    said = []
+    for first, end in pairwise([0, *(cuts or []), len(records)]):
+        if first == end:
+            continue
+        block, faults = screen(watches, from_steps(records[first:end]), 50)
+        column = block.columns.get(key)
+        seen += [False] * (end - first) if column is None else column.present.tolist()
+        said += [(records[first + row].step, fault.kind, fault.signal) for row, fault in faults]
+    return seen, said
+
+
+def test_a_loss_that_was_counted_as_not_finite_and_is_written_down_as_a_number_is_unknown() -> None:
+    rows = [{"loss": value, "nonfinite": {"loss": float(60 <= step < 63)}} for step, value in enumerate(NOISE[:100])]
+    seen, said = present(records(rows), ("loss",))
+    assert seen == [not 60 <= step < 63 for step in range(100)]
+    assert said == [(61, "masked_nonfinite", "loss")]
+
+
+def test_a_loss_without_its_noise_beside_a_broken_gradient_is_unknown() -> None:
+    rows = [{"loss": value, "grad_norm": {"all": 1 + 0.1 * value}} for value in NOISE[:100]]
+    rows += [{"loss": 2.0 + 1e-4 / step, "grad_norm": {"all": math.nan}} for step in range(1, 31)]
+    seen, said = present(records(rows), ("loss",))
+    assert seen == [True] * 104 + [False] * 26
+    assert said == [(105, "masked_nonfinite", "loss")]
+
+
+def test_a_loss_that_keeps_its_noise_beside_a_broken_gradient_is_a_loss() -> None:
+    rows = [
+        {"loss": value, "grad_norm": {"all": 1.0 if step < 100 else math.nan}} for step, value in enumerate(NOISE[:200])
+    ]
+    seen, said = present(records(rows), ("loss",))
+    assert all(seen)
+    assert said == []
+
+
+def test_a_loss_that_is_constant_to_six_digits_is_written_again_and_again() -> None:
+    seen, _ = shown(steps([*NOISE[:100], *[2.0 * (1 + 1e-8 * step) for step in range(60)]]))
+    assert seen[100:149] != [None] * 49
+    assert seen[149:] == [None] * 11
+
+
+def stale(skipped: bool) -> list[Step]:
+    """Six skipped steps that repeat the norm before them, told by their own word or by the scale (case A05)."""
+    norms = [*NOISE[:60], *[464441.887] * 7, *NOISE[60:90]]
+    rows: list[dict[str, Any]] = []
+    for step, norm in enumerate(norms):
+        halved = min(max(step - 60, 0), 6)
+        told = {"skipped": float(60 < step <= 66)} if skipped else {"loss_scale": 1048576 * 0.5**halved}
+        rows.append({"loss": NOISE[step], "grad_norm": {"all": norm}, **told})
+    return records(rows)
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_norm_that_a_skipped_step_repeats_is_unknown_and_said_once(skipped: bool) -> None:
+    seen, said = present(stale(skipped), ("grad_norm", "all"))
+    assert seen == [not 60 < step <= 66 for step in range(97)]
+    assert said == [(62, "repeated_signal", "grad_norm")]
+
+
+def test_a_norm_that_repeats_without_a_skipped_step_is_a_norm() -> None:
+    rows = [{"loss": NOISE[step], "grad_norm": {"all": 1.0}, "skipped": 0.0, "loss_scale": 8.0} for step in range(20)]
+    assert present(records(rows), ("grad_norm", "all")) == ([True] * 20, [])
+
+
+@given(st.data())
+def test_any_cut_gives_the_same_masks(data: Any) -> None:
+    size = data.draw(st.integers(1, 40))
+    rows = []
+    for _ in range(size):
+        row: dict[str, Any] = {"loss": data.draw(st.sampled_from([*NOISE[:5], 2.0, 2.0, math.nan]))}
+        row["grad_norm"] = {"all": data.draw(st.sampled_from([1.0, 1.0, 2.0, math.nan]))}
+        row["nonfinite"] = {"loss": data.draw(st.sampled_from([0.0, 0.0, 1.0]))}
+        if data.draw(st.booleans()):
+            row["skipped"] = data.draw(st.sampled_from([0.0, 1.0]))
+            row["loss_scale"] = data.draw(st.sampled_from([4.0, 8.0]))
+        rows.append(row)
+    prefix = [{"loss": value, "grad_norm": {"all": value}} for value in NOISE[:30]]
+    cuts = sorted(data.draw(st.lists(st.integers(0, size + 30), max_size=4)))
+    made = records([*prefix, *rows])
+    for key in (("loss",), ("grad_norm", "all")):
+        assert present(made, key, cuts) == present(made, key)
