@@ -36,6 +36,32 @@ def deviation_of(ordered: list[float], centre: float) -> float:
     return 0.5 * farthest + 0.5 * beyond
 
 
+def deviation_near(ordered: list[float], centre: float, hint: int) -> tuple[float, int]:
+    """Return :func:`deviation_of` and the hint for the next time, in O(1) where the list hardly changed since the last."""
+    size = len(ordered)
+    half = size // 2
+    count = half + 1 if size % 2 else half
+    limit = size - count
+    low = min(hint, limit)
+    while low < limit and centre - ordered[low] > ordered[low + count] - centre:
+        low += 1
+    while low > 0 and centre - ordered[low - 1] <= ordered[low - 1 + count] - centre:
+        low -= 1
+    end = low + count
+    before, behind = centre - ordered[low], ordered[end - 1] - centre
+    farthest = before if before > behind else behind
+    if size % 2:
+        return farthest, low
+    if low == 0:
+        beyond = ordered[end] - centre
+    elif end == size:
+        beyond = centre - ordered[low - 1]
+    else:
+        before, behind = centre - ordered[low - 1], ordered[end] - centre
+        beyond = before if before < behind else behind
+    return 0.5 * farthest + 0.5 * beyond, low
+
+
 def _nearest(ordered: list[float], centre: float, count: int) -> int:
     """Return where the ``count`` values nearest to ``centre`` begin."""
     low, high = 0, len(ordered) - count

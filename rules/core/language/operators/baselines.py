@@ -17,7 +17,7 @@ from trainwarden.rules.core.block import Floats, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Settings, Type
 from trainwarden.rules.core.language.packing import pack_floats, pack_ints, unpack_floats, unpack_ints
 from trainwarden.rules.core.language.series import Baseline, Frame, Series
-from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
+from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_near, median_of
 from trainwarden.rules.core.language.windows import View, over_windows, side_by_side
 
 #: Spread is never taken to be less than this share of the centre: a loss rounded to bf16 moves by 0.4 to 0.8 % in one
@@ -50,6 +50,7 @@ class RobustBaseline(Operator):
         "_aside",
         "_aside_steps",
         "_cut",
+        "_hint",
         "_least",
         "_ordered",
         "_patience",
@@ -67,6 +68,7 @@ class RobustBaseline(Operator):
         self._patience = patience  # below, above
         self._usual: deque[tuple[float, int]] = deque()
         self._ordered: list[float] = []
+        self._hint = 0
         self._steps = 0
         self._aside: deque[tuple[float, int]] = deque()
         self._aside_steps = 0
@@ -179,7 +181,8 @@ class RobustBaseline(Operator):
 
     def _reckon(self) -> tuple[float, float]:
         centre = median_of(self._ordered)
-        return centre, max(SIGMA_OF_MAD * deviation_of(self._ordered, centre), LEAST_SPREAD * abs(centre))
+        deviation, self._hint = deviation_near(self._ordered, centre, self._hint)
+        return centre, max(SIGMA_OF_MAD * deviation, LEAST_SPREAD * abs(centre))
 
     def _learn(self, value: float, stride: int, usual: tuple[float, float] | None) -> bool:
         """Take one value in or set it aside; say whether the baseline changed."""

@@ -18,7 +18,7 @@ from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Setting, Type
 from trainwarden.rules.core.language.packing import pack_floats, unpack_floats
 from trainwarden.rules.core.language.series import Frame, Series
-from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_of, median_of
+from trainwarden.rules.core.language.sorted_values import SIGMA_OF_MAD, deviation_near, median_of
 from trainwarden.rules.core.language.windows import side_by_side
 
 #: A value's own noise is its distance from the median of itself and the four values on each side.
@@ -39,7 +39,7 @@ class Setback(Operator):
     Warm-up: 20 values. State: 80 numbers. Cost: O(records).
     """
 
-    __slots__ = ("_best", "_distances", "_last", "_ordered", "_records", "_share", "_since", "_spreads")
+    __slots__ = ("_best", "_distances", "_hint", "_last", "_ordered", "_records", "_share", "_since", "_spreads")
 
     sleeps = True
 
@@ -50,6 +50,7 @@ class Setback(Operator):
         self._last: deque[float] = deque(maxlen=max(records, AROUND))
         self._distances: deque[float] = deque()
         self._ordered: list[float] = []
+        self._hint = 0
         self._best = math.inf
         self._since: int | None = None
 
@@ -115,7 +116,8 @@ class Setback(Operator):
         if len(self._distances) > DISTANCES:
             del self._ordered[bisect_left(self._ordered, self._distances.popleft())]
         level = median_of(sorted(last[-self._records :]))
-        spread = max(SIGMA_OF_MAD * deviation_of(self._ordered, median_of(self._ordered)), LEAST_SPREAD * abs(level))
+        deviation, self._hint = deviation_near(self._ordered, median_of(self._ordered), self._hint)
+        spread = max(SIGMA_OF_MAD * deviation, LEAST_SPREAD * abs(level))
         above = level - self._best
         if above > self._spreads * spread and above > self._share * abs(self._best):
             self._since = before if self._since is None else self._since
