@@ -13,6 +13,7 @@ from .aftermath import verify
 from .block import Block, Bools, from_steps
 from .delivery import announce, rank
 from .facts import Facts
+from .groups import DRIFTS, KEPT, finding, split, where
 from .incidents import (
     believed,
     close,
@@ -105,6 +106,7 @@ def _watched(run: Run, alive: Alive) -> bool:
 def _remember(turn: Turn, alive: Alive, block: Block, records: Sequence[Step], first: int, end: int) -> None:
     """Take records at which no alert changes and no incident looks: all of them at once."""
     alive.trace.extend(block, records, first, end)
+    alive.groups.extend(records[max(first, end - KEPT) : end])
     if alive.first_step is None:
         alive.first_step = records[first].step - records[first].stride + 1
     plain = []
@@ -121,6 +123,7 @@ def _remember(turn: Turn, alive: Alive, block: Block, records: Sequence[Step], f
 def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequence[Change]) -> None:
     record = released.record
     alive.trace.append(record)
+    alive.groups.extend((record,))
     if alive.first_step is None:
         alive.first_step = record.step - record.stride + 1
     _look_at_instruments(turn, alive, record)
@@ -152,6 +155,7 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         return
     facts = facts_of(incident, alive, run)
     cause = conclude(incident, facts, settings.persist_steps)
+    _place_in_groups(alive, incident)
     for seen in incident.rules.values():
         if not held_back(alive.unit_doubted, seen.verdict):
             raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
@@ -170,6 +174,14 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         escalate(turn, incident, record.time, record.step, "The alerts are over, but the loss settled above its trend.")
     elif incident.open and record.step - incident.opened_step > settings.open_steps:
         _too_long(turn, incident, facts, record)
+
+
+def _place_in_groups(alive: Alive, incident: Incident) -> None:
+    drifts = incident.verdict in DRIFTS
+    named = where(alive.groups, incident.onset, drifts)
+    if named:
+        incident.groups, incident.modules = split(named)
+        incident.findings.append(finding(named, incident.onset, drifts))
 
 
 def _too_long(turn: Turn, incident: Incident, facts: Facts, record: Step) -> None:

@@ -19,6 +19,7 @@ from trainwarden.record import Ranges
 
 from .baseline import Baseline
 from .facts import Finding
+from .groups import GroupNorms
 from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
@@ -161,6 +162,8 @@ class Incident(Struct):
     summary: str = ""
     suspect_samples: Ranges = field(default_factory=list)
     suspect_epoch: int = 0
+    groups: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
     odd_ranks: dict[int, int] = field(default_factory=dict)
     worst_excess: float = 0.0
     plan: Plan | None = None
@@ -225,6 +228,7 @@ class Alive(Struct):
     watches: dict[str, Watch] = field(default_factory=dict)
     scales: dict[str, Scale] = field(default_factory=dict)
     unit_doubted: bool = False
+    groups: GroupNorms = field(default_factory=GroupNorms)
     sources: dict[int, SourceSeen] = field(default_factory=dict)
     incidents: int = 0
 
