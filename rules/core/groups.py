@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from trainwarden.record import Step
+from trainwarden.record import Step, Value
 from trainwarden.signals import GROUPS
 
 from .facts import Finding
@@ -22,6 +22,40 @@ KEPT, LABELS = 128, 64
 MOST, FEW = 0.7, 2
 #: Verdicts of slow growth: no records before it are left to compare with.
 DRIFTS = ("drift",)
+
+
+#: How a flat log calls the norm of a module, and what behind it is no module.
+FLAT = "grad_norm_"
+NO_MODULES = frozenset(
+    (
+        "all",
+        "total",
+        "global",
+        "clipped",
+        "unclipped",
+        "clip",
+        "pre",
+        "post",
+        "before",
+        "after",
+        "before_clip",
+        "after_clip",
+    )
+    + (
+        "pre_clip",
+        "post_clip",
+        "max",
+        "min",
+        "mean",
+        "median",
+        "std",
+        "ema",
+        "avg",
+        "scaled",
+        "window_max",
+        "window_min",
+    )
+)
 
 
 class Norms(Struct):
@@ -39,17 +73,27 @@ class GroupNorms(Struct):
     def extend(self, records: Sequence[Step]) -> None:
         """Remember consecutive records; one after another or together is the same."""
         for record in records[-KEPT:]:
-            norms = record.signals.get("grad_norm")
-            if isinstance(norms, dict) and len(norms) > 1:
-                squares = {
-                    label: value * value
-                    for label, value in norms.items()
-                    if label != "all" and isinstance(value, float) and math.isfinite(value)
-                }
-                if 0 < len(squares) <= LABELS:
-                    self.rows.append(Norms(record.step, squares))
+            norms = _norms(record)
+            if norms is None:
+                continue
+            squares = {
+                label: value * value
+                for label, value in norms.items()
+                if label not in NO_MODULES and isinstance(value, float) and math.isfinite(value)
+            }
+            if 0 < len(squares) <= LABELS:
+                self.rows.append(Norms(record.step, squares))
         if len(self.rows) > KEPT:
             del self.rows[:-KEPT]
+
+
+def _norms(record: Step) -> dict[str, Value] | None:
+    """Return a record's norms by label, None where it holds none: grouped, or as columns of their own."""
+    norms = record.signals.get("grad_norm")
+    if isinstance(norms, dict) and len(norms) > 1:
+        return norms
+    flat = [name for name in record.signals if name.startswith(FLAT)]
+    return {name[len(FLAT) :]: record.signals[name] for name in flat} if len(flat) > 1 else None
 
 
 def where(norms: GroupNorms, onset: int, drifts: bool) -> list[tuple[str, float]]:

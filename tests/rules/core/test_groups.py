@@ -28,8 +28,8 @@ def test_the_group_that_grew_is_named_and_not_the_one_that_is_large_anyway() -> 
 
 
 def test_what_grows_everywhere_is_nowhere() -> None:
-    grown = {label: 3.0 for label in ("embedding", "head", "mlp", "attention", "all")}
-    assert where(norms([{**grown, "head": 1.0}] * 50 + [{label: 9.0 for label in grown}] * 5), 51, drifts=False) == []
+    grown = dict.fromkeys(("embedding", "head", "mlp", "attention", "all"), 3.0)
+    assert where(norms([{**grown, "head": 1.0}] * 50 + [dict.fromkeys(grown, 9.0)] * 5), 51, drifts=False) == []
 
 
 def test_of_a_drift_the_share_of_the_norm_itself_counts() -> None:
@@ -55,3 +55,15 @@ def test_one_after_another_or_together_is_the_same_and_bounded() -> None:
         single.extend([Step(seq=step, step=step, time=0.0, signals={"grad_norm": row})])
     assert single == together
     assert len(single.rows) == KEPT
+
+
+def test_modules_that_a_flat_log_names_count_too() -> None:
+    found = GroupNorms()
+    signals: dict[str, Any] = {
+        "grad_norm": 1.9,
+        "grad_norm_clipped": 1.0,
+        "grad_norm_output_proj": 1.85,
+        "grad_norm_mlp": 0.4,
+    }
+    found.extend([Step(seq=1, step=1, time=0.0, signals=signals)])
+    assert [label for label, _ in where(found, 1, drifts=True)] == ["output_proj"]
