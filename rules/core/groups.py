@@ -27,34 +27,21 @@ DRIFTS = ("drift",)
 #: How a flat log calls the norm of a module, and what behind it is no module.
 FLAT = "grad_norm_"
 NO_MODULES = frozenset(
-    (
-        "all",
-        "total",
-        "global",
-        "clipped",
-        "unclipped",
-        "clip",
-        "pre",
-        "post",
-        "before",
-        "after",
+    {"all", "total", "global", "clipped", "unclipped", "clip", "scaled", "pre", "post", "before", "after", "pre_clip"}
+    | {
+        "post_clip",
         "before_clip",
         "after_clip",
-    )
-    + (
-        "pre_clip",
-        "post_clip",
         "max",
         "min",
         "mean",
+        "avg",
         "median",
         "std",
         "ema",
-        "avg",
-        "scaled",
         "window_max",
         "window_min",
-    )
+    }
 )
 
 
