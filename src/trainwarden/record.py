@@ -131,6 +131,14 @@ _EVENT_KEYS = frozenset({"type", "kind", "seq", "step", "time"})
 _LARGEST = 2**63 - 1
 
 _decoder = msgspec.json.Decoder()
+#: A step line without words, booleans or fields of later versions, which nearly all are.
+_plain_decoder = msgspec.json.Decoder(
+    dict[
+        str,
+        int | float | str | list[tuple[int, int] | ShardSpan] | dict[str, float | dict[str, float]],
+    ]
+)
+_PLAIN, _GROUPED = frozenset({int, float}), frozenset({int, float, dict})
 _encoder = msgspec.json.Encoder()
 
 
@@ -200,6 +208,9 @@ def decode_line(line: bytes | str) -> Line:
     Raises:
         RecordError: the line is torn, is no JSON object, misses a field, or has another major version.
     """
+    plain = _decode_plain(line)
+    if plain is not None:
+        return plain
     try:
         raw = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -224,6 +235,57 @@ def _convert(raw: Any, to: Any) -> Any:
         return msgspec.convert(raw, to)
     except msgspec.ValidationError as error:
         raise RecordError(str(error)) from None
+
+
+def _decode_plain(line: bytes | str) -> Step | None:
+    """Decode a step line in which nothing is out of the ordinary, as the long way does; None for any other line."""
+    try:
+        raw: dict[str, Any] = _plain_decoder.decode(line)
+        take = raw.pop
+        if take("type", None) != "step":
+            return None
+        seq, step, time, stride = take("seq", None), take("step", None), take("time", None), take("stride", 1)
+        samples, shards, phase = take("samples", None), take("shards", None), take("phase", None)
+        ranks = _decode_ranks(take("ranks")) if "ranks" in raw else {}
+        if not (type(seq) is type(step) is type(stride) is int and type(time) in _PLAIN):
+            return None
+        types = set(map(type, raw.values()))
+        if types <= _PLAIN:
+            signals: dict[str, Value] = dict(zip(raw, map(float, raw.values())))  # noqa: B905 (of one dict)
+        elif types <= _GROUPED:
+            signals = {name: value if type(value) is dict else float(value) for name, value in raw.items()}
+        else:
+            return None
+        time = float(time)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError, RecordError):
+        return None
+    if not (-_LARGEST <= seq <= _LARGEST and -_LARGEST <= step <= _LARGEST and 1 <= stride <= _LARGEST):
+        return None
+    if samples is None:
+        samples = []
+    else:
+        if type(samples) is not list:
+            return None
+        for pair in samples:
+            if type(pair) is not tuple or not 0 <= pair[0] <= pair[1] <= _LARGEST:
+                return None
+    if shards is None:
+        shards = []
+    elif type(shards) is not list or any(type(span) is not ShardSpan for span in shards):
+        return None
+    if phase is not None and type(phase) is not str:
+        return None
+    return Step(
+        seq=seq,
+        step=step,
+        time=time,
+        stride=stride,
+        signals=signals,
+        samples=samples,
+        shards=shards,
+        ranks=ranks,
+        phase=phase,
+    )
 
 
 def _decode_step(raw: dict[str, Any]) -> Step:
@@ -256,8 +318,27 @@ def _decode_step(raw: dict[str, Any]) -> Step:
         number = decode_number(consumed, "samples")
         if number is not None:
             signals["samples_seen"] = number
+    shards, phase = raw.get("shards"), raw.get("phase")
+    ranks = _decode_ranks(raw.get("ranks") or {})
+    time = decode_number(raw.get("time"), "time")
+    stride = _whole(raw, "stride", 1)
+    if stride < 1:
+        raise RecordError(f"stride: {stride} is less than 1")
+    return Step(
+        seq=_whole(raw, "seq"),
+        step=_whole(raw, "step"),
+        time=math.nan if time is None else time,
+        stride=stride,
+        signals=signals,
+        samples=samples,
+        shards=_convert(shards, list[ShardSpan]) if shards else [],
+        ranks=ranks,
+        phase=None if phase is None else _convert(phase, str),
+    )
+
+
+def _decode_ranks(by_name: Any) -> dict[str, RankStats]:
     ranks: dict[str, RankStats] = {}
-    shards, phase, by_name = raw.get("shards"), raw.get("phase"), raw.get("ranks") or {}
     if not isinstance(by_name, dict):
         raise RecordError("ranks: not an object")
     for name, stats in by_name.items():
@@ -274,21 +355,7 @@ def _decode_step(raw: dict[str, Any]) -> Step:
             )
         except (KeyError, ValueError, OverflowError) as error:
             raise RecordError(f"ranks.{name}: {error} is missing or no whole number") from None
-    time = decode_number(raw.get("time"), "time")
-    stride = _whole(raw, "stride", 1)
-    if stride < 1:
-        raise RecordError(f"stride: {stride} is less than 1")
-    return Step(
-        seq=_whole(raw, "seq"),
-        step=_whole(raw, "step"),
-        time=math.nan if time is None else time,
-        stride=stride,
-        signals=signals,
-        samples=samples,
-        shards=_convert(shards, list[ShardSpan]) if shards else [],
-        ranks=ranks,
-        phase=None if phase is None else _convert(phase, str),
-    )
+    return ranks
 
 
 def _given(value: float | None) -> float:
