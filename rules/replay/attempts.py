@@ -75,6 +75,8 @@ class Attempts:
         self._look_ahead = look_ahead
         self._ahead: list[Row] | None = []
         self._counted: int | None = None
+        self._offset = 0.0
+        self._epoch: tuple[int, float] | None = None
         self._pending: _Moment | None = None
         self._back: _Moment | None = None
         self._start: Start | None = None
@@ -181,7 +183,8 @@ class Attempts:
     def _moment(self, row: Row) -> _Moment | None:
         step, time, signals = self._columns.map(row.values)
         if self._counted is not None:
-            self._counted += 1
+            if self._counted == 0 or self._columns.leads(signals) or not self._columns.evaluations & row.values.keys():
+                self._counted += 1  # results of an evaluation belong to the step before
             step = float(self._counted)
         if step is None or not 0 <= step < _LARGEST or step != int(step):
             said = "is missing" if step is None else f"{step:g} is no whole number from 0 on"
@@ -193,14 +196,35 @@ class Attempts:
         if self._columns.evaluations:
             evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}
         leads = self._columns.leads(signals)
+        if self._counted is None:
+            step = self._counted_on(step, signals) if leads else step + self._offset
         known = leads or any(name in BY_NAME and name != "epoch" for name in signals)
         return _Moment(int(step), time, signals, evaluation, leads, known)
 
+    def _counted_on(self, step: float, signals: dict[str, Value]) -> float:
+        """Return the step counted from the beginning of the log where it begins anew with each epoch.
+
+        A step that goes back while the epoch goes on is no restart: that would go back in both.
+        """
+        epoch = signals.get("epoch")
+        if isinstance(epoch, int | float):
+            if self._epoch is not None and epoch >= self._epoch[0] + 1 and step <= self._epoch[1]:
+                self._offset += self._epoch[1] + self.stride - step
+                says = "The steps begin anew with each epoch: they are counted on."
+                self._notices.add("epoch_steps", says, step=int(step + self._offset))
+            elif self._epoch is not None and epoch < self._epoch[0]:
+                self._offset = 0.0
+            self._epoch = (math.floor(epoch), step)
+        return step + self._offset
+
     def _merge(self, pending: _Moment, moment: _Moment) -> None:
-        if pending.signals.keys() & moment.signals.keys() - {"epoch"}:
+        new = moment.signals.keys() - pending.signals.keys()
+        told = {name: moment.signals[name] for name in moment.signals.keys() - new - {"epoch"}}
+        if told and (not new or self._columns.leads(told)):
             self._duplicate(moment)
             return
-        pending.signals.update(moment.signals)
+        # A clock or a counter that stands beside new numbers too: its first value counts.
+        pending.signals.update({name: moment.signals[name] for name in moment.signals if name in new})
         pending.evaluation.update(moment.evaluation)
         pending.leads = pending.leads or moment.leads
         pending.known = pending.known or moment.known
@@ -242,7 +266,7 @@ class Attempts:
         if not self._opened:
             self._opened = True
             self._seq = 1
-            yield start, 0, self._start_event(start, time)
+            yield start, 0, self._start_event(start, time, timed=self._clock is not None or moment.time is not None)
         self._seq += 1
         record = Step(
             seq=self._seq,
@@ -261,7 +285,7 @@ class Attempts:
             )
         self._last = moment.step
 
-    def _start_event(self, start: Start, time: float) -> Event:
+    def _start_event(self, start: Start, time: float, *, timed: bool) -> Event:
         fields: dict[str, object] = {
             "run_uid": start.run_uid,
             "run": start.run,
@@ -270,6 +294,8 @@ class Attempts:
             "rank": 0,
             "world_size": 1,
         }
+        if not timed:
+            fields["timed"] = False  # steps that are missing took no time
         if self._resumed_from is not None:
             fields["resumed_from"] = {"attempt": self._before, "step": self._resumed_from}
         return Event(kind="start", time=time, seq=1, step=self._resumed_from, fields=fields)

@@ -17,6 +17,7 @@ from trainwarden.rules.core.language.operators import FUNCTIONS
 from trainwarden.signals import BY_NAME, GROUPS
 
 from .rows import STEP, TIME, Notices
+from .texts import time_of
 
 #: Words for a signal, lower case with ``_`` between them, the most telling first.
 SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -36,14 +37,29 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "optimizer_step",
             "it",
             "iter_num",
+            "num_updates",
             "update",
             "updates",
-            "num_updates",
+            "iterations",
+            "iteration_number",
+            "training_step",
+            "optim_step",
+            "opt_step",
+            "train_iter",
+            "train_iteration",
+            "step_num",
+            "n_iter",
             "batch",
             "current_steps",
         ),
     ),
-    (TIME, ("time", "timestamp", "_timestamp", "wall_time", "walltime", "unix_time", "created_at")),
+    (
+        TIME,
+        (
+            *("time", "timestamp", "_timestamp", "wall_time", "walltime", "unix_time", "created_at", "datetime"),
+            *("date", "asctime", "ts", "logged_at"),
+        ),
+    ),
     (
         "loss",
         (
@@ -60,11 +76,22 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "loss_metrics_global_avg_loss",
             "global_avg_loss",
             "train_train_loss",
+            "training_loss_step",
+            "train_cross_entropy",
+            "train_nll_loss",
+            "train_total_loss",
+            "train_loss_mean",
+            "language_model_loss",
             "total_loss",
             "ce_loss",
             "nll_loss",
             "cross_entropy",
             "reduced_train_loss",
+            "avg_loss",
+            "mean_loss",
+            "loss_mean",
+            "loss_avg",
+            "batch_loss",
             "train_loss_epoch",
         ),
     ),
@@ -86,6 +113,14 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "l2_norm_grad_global",
             "gradnorm",
             "gnorm",
+            "train_gnorm",
+            "optim_grad_norm",
+            "global_norm",
+            "grad_norm_global",
+            "global_gradient_norm",
+            "gradient_global_norm",
+            "grad_l2_norm",
+            "gradient_norm_total",
         ),
     ),
     (
@@ -103,7 +138,13 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "lr_adam_pg1",
             "lr_decoupledadamw_group0",
             "lr_group0",
+            "lr_group_0",
+            "lr_pg1",
             "lr_0",
+            "learning_rate_0",
+            "current_lr",
+            "optimizer_lr",
+            "trainer_lr",
         ),
     ),
     ("loss_scale", ("loss_scale", "train_loss_scale", "grad_scale", "amp_scale", "loss_scaler")),
@@ -124,11 +165,19 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "total_tokens",
             "tokens_total",
             "n_tokens_seen",
+            "throughput_total_tokens",
+            "train_tokens_seen",
+            "total_tokens_seen",
+            "cumulative_tokens",
+            "tokens_processed",
         ),
     ),
     ("epoch", ("epoch", "train_epoch", "trainer_epoch", "current_epoch")),
     ("step_duration_seconds", ("step_duration_seconds", "step_time", "iteration_time", "seconds_per_step")),
 )
+_COUNTS = re.compile(r"step|iter|update|token|sample", re.IGNORECASE)
+_THOUSANDS = re.compile(rb"\d{1,3}(?:,\d{3})+")
+_TIMES = frozenset(dict(SYNONYMS)[TIME])
 #: Words of a line that a signal cannot bear, and those of the rule language.
 TAKEN = frozenset(
     {"type", "seq", "step", "time", "stride", "samples", "shards", "ranks", "phase", "kind"}
@@ -142,6 +191,26 @@ OLDEST, NEWEST = 946_684_800.0, 4_102_444_800.0
 
 _LONGEST = 120
 _MOST_WAYS = 512
+
+
+#: Between the words of a name like ``trainLoss``.
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def is_time(name: str) -> bool:
+    """Say whether a column of this name tells when."""
+    return normal(name) in _TIMES
+
+
+def told_by(name: str, text: bytes) -> float | None:
+    """Return what a text that is no plain number tells in a column of this name, or None.
+
+    A date and time in a column that tells when, as Unix seconds; a whole number with commas between its thousands in one that
+    counts (in others a comma may be a decimal mark).
+    """
+    if _COUNTS.search(name) and _THOUSANDS.fullmatch(text.strip()):
+        return float(text.replace(b",", b""))
+    return time_of(text) if is_time(name) else None
 
 
 def normal(name: str) -> str:
@@ -206,6 +275,8 @@ class Columns:
         by_normal: dict[str, str] = {}
         for name in new:
             by_normal.setdefault(normal(name), name)
+        for name in new:
+            by_normal.setdefault(normal(_HUMP.sub("_", name)), name)
         mapped = set(self._maps.values())
         for signal, words in SYNONYMS:
             for word in words:

@@ -6,6 +6,7 @@ steps a record covers is decided above it, the same for all formats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -16,6 +17,10 @@ STEP, TIME = "step", "time"
 
 #: Numbers as texts that mean "not logged".
 BLANK = frozenset({b"", b"-", b"--", b"na", b"n/a", b"none", b"null", b"<na>", b"#n/a"})
+
+
+#: How libraries of C write what is not finite.
+_NOT_FINITE = re.compile(rb"([-+]?)(nan|inf|infinity|1\.#qnan|1\.#snan|1\.#ind|1\.#inf)(?:\([a-z0-9]*\)|0+)?")
 
 
 class Row(msgspec.Struct):
@@ -65,6 +70,17 @@ class Reader(Protocol):
         """The file is over: say what only then is known."""
 
 
+def lines_within(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines, those apart that only a carriage return parts: a progress bar writes over itself, old systems end lines so."""
+    for line in lines:
+        if b"\r" in line and b"\r" in (body := line.rstrip(b"\r\n")):
+            *before, last = body.split(b"\r")
+            yield from (part + b"\n" for part in before)
+            yield last + (b"\n" if line.endswith((b"\n", b"\r")) else b"")
+        else:
+            yield line
+
+
 def number(text: bytes) -> float | None:
     """Return the number that a text is, with the words for NaN and infinities, or None where it means "not logged".
 
@@ -74,6 +90,10 @@ def number(text: bytes) -> float | None:
     try:
         return float(text)
     except ValueError:
-        if text.strip().lower() in BLANK:
+        word = text.strip().lower()
+        if word in BLANK:
             return None
-        raise
+        found = _NOT_FINITE.fullmatch(word)
+        if found is None:
+            raise
+        return float(found[1] + b"inf") if b"inf" in found[2] else float("nan")

@@ -10,7 +10,8 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from .rows import Notices, Row, number
+from .columns import told_by
+from .rows import Notices, Row, lines_within, number
 
 _BOM = b"\xef\xbb\xbf"
 _DECIMAL_COMMA = re.compile(rb"\s*[-+]?\d+,\d+(?:[eE][-+]?\d+)?\s*")
@@ -31,6 +32,8 @@ class Table:
         self._sparse = sparse
         self._separator = b","
         self._width = 0
+        self._remark = b""
+        self._names: set[bytes] = set()
         self._columns: list[tuple[int, str]] = []
         self._header = b""
         self._line = 0
@@ -40,14 +43,25 @@ class Table:
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Row]:
         """Yield the rows of consecutive lines."""
-        for line in lines:
+        for line in lines_within(lines):
             self._line += 1
             text = line.rstrip(b"\r\n")
             if not text.strip():
                 continue
             if not self._width:
-                self._begin(text)
-            elif text != self._header:  # else a writer that was restarted wrote it again
+                text = text.removeprefix(_BOM)
+                if text.lstrip().startswith(b"#"):
+                    self._remark = text.lstrip().lstrip(b"# \t")
+                elif self._remark and any(map(_is_number, cells_of(text, separator_of(text)))):
+                    self._begin(self._remark)  # the names stood in a remark
+                    row = self._row(text, torn=not line.endswith(b"\n"))
+                    if row is not None:
+                        yield row
+                else:
+                    self._begin(text)
+            elif text != self._header and not self._begins_anew(
+                text
+            ):  # else a writer that was restarted wrote it again
                 row = self._row(text, torn=not line.endswith(b"\n"))
                 if row is not None:
                     yield row
@@ -66,11 +80,24 @@ class Table:
                 says = f"Line {line}: {name}: {text!r} is no number and was left out.{hint}"
                 self._notices.add("unreadable", says, signal=name)
 
+    def _begins_anew(self, text: bytes) -> bool:
+        """Take a header with other columns, as a writer that was changed writes it in the middle of its file."""
+        if text[-1:].isdigit():
+            return False
+        cells = cells_of(text, self._separator)
+        if not set(cells) & self._names or any(map(_is_number, cells)):
+            return False
+        says = f"Line {self._line} is a header of its own: from there on its {len(cells)} columns count."
+        self._notices.add("columns", says)
+        self._columns = []
+        self._begin(text)
+        return True
+
     def _begin(self, text: bytes) -> None:
         self._header = text
-        text = text.removeprefix(_BOM)
         self._separator = separator_of(text)
         names = names_of(text)
+        self._names = {cell for cell in cells_of(text, self._separator) if cell.strip()}
         self._width = len(names)
         for place, name in enumerate(self._rename(names)):
             if not name:
@@ -104,8 +131,10 @@ class Table:
                 try:
                     found = number(cell)
                 except ValueError:
-                    self._wrong.setdefault(name, (self._line, cell))
-                    continue
+                    found = told_by(name, cell)
+                    if found is None:
+                        self._wrong.setdefault(name, (self._line, cell))
+                        continue
                 if found is not None:
                     values[name] = found
                     continue
@@ -119,7 +148,7 @@ class Table:
 
 def separator_of(header: bytes) -> bytes:
     """Return what is between the cells of a header line."""
-    return max((b",", b"\t", b";"), key=header.count)
+    return max((b",", b"\t", b";", b"|"), key=header.count)
 
 
 def names_of(header: bytes) -> list[str]:
@@ -144,6 +173,12 @@ def cells_of(line: bytes, separator: bytes) -> list[bytes]:
 def looks_like_table(head: list[bytes]) -> list[str] | None:
     """Return the names of the columns if these first lines are a header with rows of numbers, else None."""
     lines = [line for line in head[:50] if line.strip()]
+    while len(lines) > 1 and lines[0].removeprefix(_BOM).lstrip().startswith(b"#"):
+        following = lines[1].lstrip()
+        if any(map(_is_number, cells_of(following, separator_of(following)))):
+            lines[0] = lines[0].removeprefix(_BOM).lstrip().lstrip(b"# \t")
+            break
+        lines.pop(0)
     if not lines or lines[0].lstrip()[:1] in (b"{", b"["):
         return None
     first = lines[0].removeprefix(_BOM)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from .rows import STEP, TIME, Notices, Row
+from .rows import STEP, TIME, Notices, Row, lines_within
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _TIME = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
@@ -65,7 +65,7 @@ class TextLog:
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Row]:
         """Yield the rows of consecutive lines."""
-        for line in lines:
+        for line in lines_within(lines):
             self._line += 1
             text = plain(line)
             values = self._parse(text)

@@ -10,7 +10,20 @@ from typing import Any
 
 from trainwarden.rules.replay.rows import Notices, Reader
 
-from . import csv, deepspeed, huggingface, jsonl, lightning, llmc, megatron, nanogpt, tensorboard, torchtitan, wandb
+from . import (
+    csv,
+    deepspeed,
+    huggingface,
+    jsonl,
+    lightning,
+    llmc,
+    megatron,
+    nanogpt,
+    tensorboard,
+    text,
+    torchtitan,
+    wandb,
+)
 
 #: Modules of formats by the name that ``--format`` takes.
 FORMATS: MappingProxyType[str, Any] = MappingProxyType(
@@ -26,6 +39,7 @@ FORMATS: MappingProxyType[str, Any] = MappingProxyType(
         "llmc": llmc,
         "nanogpt": nanogpt,
         "torchtitan": torchtitan,
+        "text": text,
     }
 )
 #: What is looked at of a file to tell its format: programs print much before their first step.

@@ -11,9 +11,9 @@ import re
 from trainwarden.rules.replay.rows import Notices, Reader
 from trainwarden.rules.replay.texts import NUMBER, STEP, TextLog, share_of, value_of
 
-_PRINTED = re.compile(rb"^\s*step:?\s+(\d+)(?:\s*/\s*\d+)?\s*(?:\([^)]*\)\s*)?\|(.*)")
+_PRINTED = re.compile(rb"(?:^|.*?[\s:\]])step:?\s+(\d+)(?:\s*/\s*\d+)?\s*(?:\([^)]*\)\s*)?\|(.*)")
 _PART = re.compile(rb"\s*([A-Za-z][A-Za-z_ ]*?):?\s*(" + NUMBER + rb")(?![A-Za-z%])", re.IGNORECASE)
-_LOGGED = re.compile(rb"^\s*s:(\d+)((?:\s+[a-z_]+:\S+)+)\s*$")
+_LOGGED = re.compile(rb"(?:^|.*?[:\]])\s*s:(\d+)((?:\s+[a-z_]+:\S+)+)\s*$")
 _NAMES = {b"trl": "loss", b"tel": "val_loss", b"eval": "eval_accuracy"}
 
 

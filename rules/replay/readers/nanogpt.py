@@ -11,14 +11,14 @@ import re
 from trainwarden.rules.replay.rows import Notices, Reader
 from trainwarden.rules.replay.texts import NUMBER, STEP, TextLog, share_of, value_of
 
-_ITERATION = re.compile(rb"\biter (\d+): (loss " + NUMBER + rb".*)", re.IGNORECASE)
+_ITERATION = re.compile(rb"\biter (\d+)(?: step \d+)?: (loss " + NUMBER + rb".*)", re.IGNORECASE)
 _PART = re.compile(rb"\s*([A-Za-z_]+):? (" + NUMBER + rb")(ms|s|%)?\s*", re.IGNORECASE)
 _EVALUATION = re.compile(
     rb"\bstep (\d+): train loss (" + NUMBER + rb"), val loss (" + NUMBER + rb")(?![\d.])", re.IGNORECASE
 )
-_MODDED = re.compile(rb"^\s*step:(\d+)/\d+((?:\s+[a-z_]+:\S+)+)")
+_MODDED = re.compile(rb"(?:^|.*?[:\]])\s*step:(\d+)/\d+((?:\s+[a-z_]+:\S+)+)")
 _PAIR = re.compile(rb"([a-z_]+):(" + NUMBER + rb")(ms|s)?(?=\s|$)", re.IGNORECASE)
-_SHORT = re.compile(rb"^(\d+) (train|val|hella) (" + NUMBER + rb")\s*$", re.IGNORECASE)
+_SHORT = re.compile(rb"(?:^|.*?[:\]]\s)(\d+) (train|val|hella) (" + NUMBER + rb")\s*$", re.IGNORECASE)
 
 
 def recognises(head: list[bytes], name: str) -> float:

@@ -17,6 +17,7 @@ from tests.rules.replay.readers import (
     test_megatron,
     test_nanogpt,
     test_tensorboard,
+    test_text,
     test_torchtitan,
     test_wandb,
 )
@@ -37,6 +38,7 @@ SAMPLES = {
     "llmc": test_llmc.PRINTED + test_llmc.LOGGED,
     "nanogpt": test_nanogpt.LOG,
     "torchtitan": test_torchtitan.COLOURED,
+    "text": test_text.LOG,
 }
 
 
