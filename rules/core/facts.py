@@ -80,6 +80,7 @@ class Facts:
     earlier: tuple[Earlier, ...]
     rules: tuple[str, ...]
     offered: tuple[str, ...]  #: verdicts that the rules offer, in the order of their firing
+    blamed: tuple[tuple[str, str, int, float | None], ...] = ()  #: rules that name a cause: name, cause, since, value
 
     @property
     def rows(self) -> slice:

@@ -53,7 +53,9 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> N
         incident = _open(turn, run, alive, record, change)
     known = incident.rules.get(change.rule)
     if known is None:
-        incident.rules[change.rule] = RuleSeen(change.since, record.step, severity, offered, value=change.value)
+        cause = change.labels.get("cause", "")
+        seen = RuleSeen(change.since, record.step, severity, offered, value=change.value, cause=cause)
+        incident.rules[change.rule] = seen
         if not fresh:
             turn.note(incident, record.time, record.step, f"{change.rule} joins (since step {change.since}).")
     else:
@@ -181,6 +183,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         beta2=_beta2(alive),
         earlier=_earlier(run, incident),
         rules=tuple(incident.rules),
+        blamed=tuple((name, seen.cause, seen.since, seen.value) for name, seen in incident.rules.items() if seen.cause),
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
     )
 

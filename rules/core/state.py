@@ -85,6 +85,7 @@ class RuleSeen(Struct):
     firing: bool = True
     over: bool = False
     value: float | None = None
+    cause: str = ""
 
 
 class Entry(Struct, frozen=True):

@@ -22,6 +22,7 @@ from . import (
     nonfinite,
     repeated_step,
     resume_nearby,
+    rules_say,
     shard_boundary,
 )
 
@@ -35,6 +36,7 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     loss_scale.find,
     moments.find,
     resume_nearby.find,
+    rules_say.find,
     repeated_step.find,
 )
 
