@@ -11,7 +11,7 @@ from typing import Any
 
 from trainwarden.record import Event
 
-from . import acting, aftermath
+from . import acting, aftermath, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
@@ -118,17 +118,21 @@ def _steps(turn: Turn, value: Steps) -> None:
         return
     run, alive = found
     settings = turn.settings
+    leads = value.rank == min(alive.line.cursors, default=value.rank)
     released = take_row(alive.line, value.rank, value.records)
     if released is not None:
+        progress.stepped(alive.progress, value.records, turn.memory.now, leads=leads)
         judge(turn, run, alive, released)
         return
-    released = []
+    released, admitted = [], []
     for record in value.records:
         if _admitted(turn, alive, value.rank, record.seq, record.step):
+            admitted.append(record)
             unordered = alive.line.unordered
             released += take(alive.line, value.rank, record, settings.watermark_steps, settings.watermark_seconds)
             if alive.line.unordered > unordered:
                 _unordered(turn, alive, value.rank, record.step)
+    progress.stepped(alive.progress, admitted, turn.memory.now, leads=leads)
     judge(turn, run, alive, released)
 
 
@@ -163,6 +167,9 @@ def _happened(turn: Turn, value: Happened) -> None:
     event = value.event
     if not _admitted(turn, alive, value.rank, event.seq, event.step):
         return
+    cursors = alive.line.cursors
+    if value.rank == min(cursors):
+        progress.happened(alive.progress, event, cursors[value.rank].last_time, turn.memory.now)
     if event.kind == "start":
         first = not alive.described
         describe(run, alive, event)
@@ -175,6 +182,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         _checkpoint(run, alive, event)
     elif event.kind == "exit" and value.rank == min(alive.line.cursors):
         judge(turn, run, alive, flush(alive.line))
+        standstill.exited(turn, run, alive, event)
         aftermath.ended(turn, run, alive, event, event.time, event.step)
 
 
@@ -220,6 +228,8 @@ def _tick(turn: Turn, time: float) -> None:
         if alive is not None and alive.line.pending:
             released = pass_time(alive.line, time - 3 * turn.settings.watermark_seconds)
             judge(turn, run, alive, released)
+        if alive is not None:
+            standstill.look(turn, run, alive, time)
         acting.overdue(turn, run)
         acting.deliver(turn, run)
 

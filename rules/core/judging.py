@@ -33,6 +33,7 @@ from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
 from .rescaling import look_at_units, relearn
 from .seeing import Change
+from .standstill import stepped_again
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
@@ -136,7 +137,9 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
             alive.firing.pop(change.rule, None)
             resolved(turn, run, alive, record, change)
     incident = open_incident(run, alive.start.start_id)
-    if incident is not None:
+    if incident is not None and incident.stood is not None:
+        stepped_again(turn, incident, record)
+    if incident is not None and incident.open:
         _judge_incident(turn, run, alive, incident, released, bool(changes))
         keep_target(turn, run, incident, record.time)
     verify(turn, run, alive, record)

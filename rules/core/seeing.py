@@ -46,6 +46,13 @@ class AlertEngine(Protocol):
     def feed(self, block: Block) -> Sequence[Change]:
         """Evaluate a block; changes come ordered by row and rule."""
 
+    def tick(self, time: float, step: int, idle: float | None, budget: float | None) -> Sequence[Change]:
+        """Evaluate the rules of the clock behind the record of ``step``; None is unknown, all in seconds."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether an alert of the clock is pending or firing."""
+
     def dump(self) -> Any:
         """Return the state as plain data."""
 

@@ -56,6 +56,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr_factor: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """Factor on the learning rate where the learning rate was the cause."""
 
+    stall_seconds: Seconds = 900.0
+    """Seconds that any phase may go on without a sign of progress (case F03: 15 minutes in training)."""
+    stall_step_seconds: Seconds = 1800.0
+    """Seconds that a learned budget of a step has at most, unless three usual steps take longer (case A33: 30 minutes)."""
+    stall_init_seconds: Seconds = 2700.0
+    """Seconds from a start to its first record (case F03: 45 minutes)."""
+    stall_evaluation_seconds: Seconds = 3600.0
+    """Seconds that an evaluation may take until three were seen; then, twice the longest but one (case D03)."""
+    stall_checkpoint_seconds: Seconds = 3600.0
+    """Seconds that saving may take until three checkpoints were seen; then, twice the longest but one."""
+    unseen_seconds: Seconds = 600.0
+    """Seconds without an answer of any exporter after which a run is said not to be seen (case F03: 10 minutes)."""
+
     max_action_age: Seconds = 60.0
     """Seconds; with a newest record older than this and than three usual record intervals, nothing is delivered."""
     request_ttl: Seconds = 900.0

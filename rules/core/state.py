@@ -23,6 +23,7 @@ from .groups import GroupNorms
 from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
+from .progress import Progress
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .stream import Held, Line
@@ -132,7 +133,10 @@ class Verification(Struct):
 
 
 class Incident(Struct):
-    """The alerts of one attempt that belong together, and all that was concluded from them."""
+    """The alerts of one attempt that belong together, and all that was concluded from them.
+
+    ``stood`` is the time of the last sign of progress, where the incident is a stall and nothing else.
+    """
 
     id: str
     run_uid: str
@@ -178,6 +182,7 @@ class Incident(Struct):
     expires_at: float | None = None
     follows: str | None = None
     further_than: int | None = None
+    stood: float | None = None
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
     kept: bool = False
@@ -231,6 +236,7 @@ class Alive(Struct):
     unit_doubted: bool = False
     groups: GroupNorms = field(default_factory=GroupNorms)
     sources: dict[int, SourceSeen] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
     incidents: int = 0
 
 

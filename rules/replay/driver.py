@@ -29,6 +29,8 @@ MOST_RECORDS = 4096
 MOST_RECORDS_OF_RANKS = 16
 #: A pause shorter than this, in seconds, or than three usual intervals, brings no ticks.
 SHORTEST_PAUSE = 5.0
+#: A pause before the usual intervals are known: while a run initialises.
+FIRST_PAUSE = 60.0
 TICKS_PER_PAUSE = 200
 
 
@@ -95,7 +97,8 @@ class Replay:
         """Feed the ticks of a pause before ``time``, if there was one."""
         gap = time - self._newest
         if gap == gap:  # both have a time
-            if gap > SHORTEST_PAUSE and self._gaps and gap > 3 * statistics.median(self._gaps):
+            usual = statistics.median(self._gaps) if self._gaps else FIRST_PAUSE / 3
+            if gap > SHORTEST_PAUSE and gap > 3 * usual:
                 self._flush()
                 self._tick(self._newest, time, alive=start.start_id == self._start_id)
             elif gap > 0:
