@@ -41,8 +41,8 @@ class Watched:
         self._arrays: tuple[np.ndarray, np.ndarray] | None = None
         self.vocabulary: int | None = None
         for path, module in model.named_modules():
-            if isinstance(module, nn.Embedding) and self.vocabulary is None:
-                self.vocabulary = module.num_embeddings
+            if isinstance(module, nn.Embedding):  # positions have one too, and it is the smaller one
+                self.vocabulary = max(self.vocabulary or 0, module.num_embeddings)
             for name, parameter in module.named_parameters(recurse=False):
                 self._add(parameter, f"{path}.{name}" if path else name, module)
         for optimizer in optimizers:

@@ -1,4 +1,4 @@
-"""What dirty data looks like: supervised tokens, distinct tokens and the longest repeat of the step's batches.
+"""What dirty data looks like: supervised tokens, distinct tokens, the longest repeat, ids beyond the vocabulary, and a hash.
 
 Computed on the device the batch is on, in tensor operations alone. No token id is ever used as an index: an id out of
 range would be a fault of the device and end the training.
@@ -80,8 +80,28 @@ def distinct(ids: Tensor) -> Tensor:
     return (ordered[1:] != ordered[:-1]).sum() + 1
 
 
+def out_of_range(ids: Tensor, mask: Tensor | None, vocabulary: int) -> Tensor:
+    """Return how many ids are none of ``0 … vocabulary - 1``, masked positions left out."""
+    found = (ids < 0) | (ids >= vocabulary)
+    if mask is not None:
+        found = found & (mask != 0)
+    return found.sum()
+
+
+#: An odd multiplier that spreads neighbouring numbers over 32 bits (2^32 over the golden ratio), and what numbers are taken modulo.
+SPREAD, MODULUS = 2654435769, 2**32
+
+
+def hash_of(flat: Tensor) -> Tensor:
+    """Return a hash below 2^32 of ids in their order, int64: each id is multiplied by an odd number of its place."""
+    place = torch.arange(1, 2 * flat.numel(), 2, device=flat.device)
+    return (((flat.to(torch.int64) + 1) * ((place * SPREAD) % MODULUS)) % MODULUS).sum() % MODULUS
+
+
 class Fingerprint(Probe):
-    """Signals ``batch_supervised_tokens``, ``batch_unique_token_ratio``, ``batch_longest_repeat_tokens``; counts tokens."""
+    """Signals ``batch_supervised_tokens``, ``batch_unique_token_ratio``, ``batch_longest_repeat_tokens``,
+    ``batch_ids_out_of_range``, ``batch_hash``; counts tokens.
+    """
 
     name = "fingerprint"
 
@@ -100,9 +120,13 @@ class Fingerprint(Probe):
             elif mask is not None:
                 sheet.add("batch.supervised", (mask != 0).sum())
             sheet.add("batch.repeat", longest_repeat(ids, mask))
+            if closing.watched.vocabulary:
+                sheet.add("batch.beyond", out_of_range(ids, mask, closing.watched.vocabulary))
         if len({ids.device for ids, _, _ in found}) == 1:
             flat = [ids.reshape(-1) for ids, _, _ in found]
-            sheet.add("batch.distinct", distinct(flat[0] if len(flat) == 1 else torch.cat(flat)))
+            whole = flat[0] if len(flat) == 1 else torch.cat(flat)
+            sheet.add("batch.distinct", distinct(whole))
+            sheet.add("batch.hash", hash_of(whole))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the fingerprint."""
@@ -113,6 +137,12 @@ class Fingerprint(Probe):
         supervised = [float(values[0]) for _, values in reading.pieces("batch.supervised")]
         found["batch_supervised_tokens"] = sum(supervised) if supervised else float(reading.host["tokens"])
         found["batch_longest_repeat_tokens"] = max(repeats)
+        beyond = [float(values[0]) for _, values in reading.pieces("batch.beyond")]
+        if beyond:
+            found["batch_ids_out_of_range"] = sum(beyond)
+        number = reading.number("batch.hash")
+        if number is not None:
+            found["batch_hash"] = number
         number = reading.number("batch.distinct")
         if number is not None:
             found["batch_unique_token_ratio"] = number / reading.host["distinct_bound"]

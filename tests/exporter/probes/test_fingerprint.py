@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.exporter.runs import steps, watch
-from trainwarden.exporter.probes.fingerprint import distinct, find_tokens, longest_repeat
+from trainwarden.exporter.probes.fingerprint import (
+    MODULUS,
+    SPREAD,
+    distinct,
+    find_tokens,
+    hash_of,
+    longest_repeat,
+    out_of_range,
+)
 
 
 def repeat_by_hand(rows: list[list[int]], masks: list[list[int]] | None = None) -> int:
@@ -35,6 +43,34 @@ def test_longest_repeat_and_distinct_equal_counting_by_hand(data: st.DataObject,
     mask = None if masks is None else torch.tensor(masks)
     assert int(longest_repeat(ids, mask)) == repeat_by_hand(rows, masks)
     assert int(distinct(ids)) == len({token for row in rows for token in row})
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 9))
+def test_ids_beyond_the_vocabulary_and_the_hash_equal_counting_by_hand(
+    data: st.DataObject, height: int, width: int
+) -> None:
+    row = st.lists(st.integers(-100, 2**31 - 1) | st.integers(0, 9), min_size=width, max_size=width)
+    rows = data.draw(st.lists(row, min_size=height, max_size=height))
+    bits = st.lists(st.lists(st.integers(0, 1), min_size=width, max_size=width), min_size=height, max_size=height)
+    masks = data.draw(st.none() | bits)
+    real = [[1] * width] * height if masks is None else masks
+    beyond = sum(
+        bool(bit) and not 0 <= token < 8
+        for ids, mask in zip(rows, real, strict=True)
+        for token, bit in zip(ids, mask, strict=True)
+    )
+    mask = None if masks is None else torch.tensor(masks)
+    assert int(out_of_range(torch.tensor(rows), mask, 8)) == beyond
+    flat = [token for ids in rows for token in ids]
+    expected = sum((token + 1) * ((2 * place + 1) * SPREAD % MODULUS) % MODULUS for place, token in enumerate(flat))
+    assert int(hash_of(torch.tensor(flat))) == expected % MODULUS
+
+
+def test_the_hash_knows_the_order_and_survives_a_large_batch() -> None:
+    ids = torch.randint(0, 50_000, (1 << 20,), generator=torch.Generator().manual_seed(0))
+    assert 0 <= int(hash_of(ids)) < MODULUS
+    assert int(hash_of(ids)) != int(hash_of(ids.flip(0)))
+    assert int(hash_of(ids)) == int(hash_of(ids.clone().to(torch.int32)))
 
 
 IDS = torch.tensor([[1, 1, 1, 2], [3, 4, 5, 6]])
@@ -65,6 +101,8 @@ def test_the_fingerprint_of_each_kind_of_batch(tmp_path: Path, batch: Any, super
     assert record.value("batch_unique_token_ratio") == 1.0  # six of a vocabulary of six
     assert record.value("batch_longest_repeat_tokens") == (2.0 if found[2] is not None else 3.0)
     assert record.value("tokens") == 8.0
+    assert record.value("batch_ids_out_of_range") == 1.0  # id 6 of a vocabulary of six
+    assert record.value("batch_hash") == float(hash_of(IDS.reshape(-1)))
 
 
 @pytest.mark.parametrize(
