@@ -20,7 +20,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ CREATE TABLE outbox (
     PRIMARY KEY (key, destination)) WITHOUT ROWID;
 CREATE INDEX outbox_due ON outbox (next_at) WHERE phase != 'done';
 """
+
+_APPLIED = "SELECT input, after FROM inputs WHERE after IS NOT NULL ORDER BY id"
 
 #: What the input journal holds.
 Journalled = Command | Receipt | Observation | SourceSeen
@@ -253,7 +255,7 @@ class Store:
         Each comes with the streams' advance since the one before: ``"start_id/rank" -> seq``.
         """
         with self.reading() as connection:
-            rows = connection.execute("SELECT input, after FROM inputs WHERE after IS NOT NULL ORDER BY id").fetchall()
+            rows = connection.execute(_APPLIED).fetchall()
         return [(_decode_input(value), msgspec.json.decode(after)) for value, after in rows]
 
     # What people read
@@ -295,6 +297,25 @@ class Store:
                 "DELETE FROM inputs WHERE after IS NOT NULL AND received < ?", (before,)
             ).rowcount
         return outbox + inputs
+
+
+def inputs_in(path: Path) -> list[tuple[Journalled, dict[str, int]]]:
+    """Return what :meth:`Store.applied_inputs` does, of a database that a daemon may have open, or of a copy. Nothing is written.
+
+    Raises:
+        StoreError: it is no database of a daemon, or of another version.
+    """
+    if not path.is_file():
+        raise StoreError(f"{path}: no such file; it is what `state:` names in the daemon's configuration")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != SCHEMA_VERSION:
+                raise StoreError(f"{path}: schema {version}, this version reads {SCHEMA_VERSION}")
+            rows = connection.execute(_APPLIED).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: {error}; is it a trainwarden database?") from None
+    return [(_decode_input(value), msgspec.json.decode(after)) for value, after in rows]
 
 
 def put_messages(connection: sqlite3.Connection, message: Deliver, destinations: Iterable[str]) -> None:

@@ -30,6 +30,10 @@ def replay(
     rules: Annotated[list[str] | None, typer.Option(help="Rules: a shipped pack or a file; may be repeated.")] = None,
     policy: Annotated[Path | None, typer.Option(help="YAML file with the policy's settings.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take rules and policy from a daemon's configuration.")] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="A daemon's database: what people and the receiver did is replayed too. Needs --config."),
+    ] = None,
     format: Annotated[str, typer.Option(help="The files' format: auto, journal, csv…; see docs/replay.md.")] = "auto",
     map: Annotated[
         list[str] | None, typer.Option(help="SIGNAL=COLUMN, such as loss=train/loss; may be repeated.")
@@ -41,10 +45,13 @@ def replay(
 ) -> None:
     """Judge recorded runs as the daemon would have: the same rules, the same decisions, nothing delivered.
 
-    The policy acts on paper, whatever mode it has: "action" and "plan" say what mode act would have done.
+    The policy acts on paper, whatever mode it has: "action" and "plan" say what mode act would have done. With --inputs it
+    has its own mode, and "done" says what came of it.
     """
     import sys
     import tempfile
+
+    from msgspec import structs
 
     from trainwarden.rules.cli.progress import reading
     from trainwarden.rules.config import ConfigError, load_config, load_policy
@@ -52,6 +59,7 @@ def replay(
     from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.driver import Replay
     from trainwarden.rules.replay.files import ReplayError
+    from trainwarden.rules.replay.letter import Letter, of_run
     from trainwarden.rules.replay.readers import FORMATS
     from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, merged
     from trainwarden.rules.replay.report import report, to_json
@@ -59,9 +67,12 @@ def replay(
     from trainwarden.rules.report.recorded import Recorded
     from trainwarden.rules.report.terminal import to_text
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
+    from trainwarden.rules.store import StoreError, inputs_in
 
     if policy is not None and config is not None:
         raise typer.BadParameter("give either --policy or --config")
+    if inputs is not None and config is None:
+        raise typer.BadParameter("--inputs needs --config: the daemon's own policy decided what was done")
     if format not in ("auto", JOURNAL, *FORMATS):
         raise typer.BadParameter(f"--format {format}: it is one of auto, {', '.join([JOURNAL, *FORMATS])}")
     try:
@@ -72,6 +83,7 @@ def replay(
     try:
         daemon = None if config is None else load_config(config)
         settings = daemon.policy if daemon else Settings() if policy is None else load_policy(policy)
+        journalled = None if inputs is None else inputs_in(inputs)
         if rules or daemon is None:
             pack = read_packs(rules or ["default"])
         else:
@@ -89,13 +101,18 @@ def replay(
                     try:
                         if pages is not None:
                             lines = columns.watch(lines)
-                        reports.append(report(recording, Replay(settings, pack).run(lines)))
+                        if journalled is None or daemon is None:
+                            reports.append(report(recording, Replay(settings, pack).run(lines)))
+                        else:
+                            its = structs.replace(settings, receiver=daemon.receiver is not None)
+                            letter = Letter(its, pack, of_run(journalled, recording.run_uid, recording.stream_names()))
+                            reports.append(report(recording, letter.run(lines), paper=False))
                     except ReplayError as error:
                         problems.append(Problem(recording.source, str(error)))
                         continue
                     if pages is not None:
                         pages.add(reports[-1], columns)
-    except (ConfigError, RuleFileError) as error:
+    except (ConfigError, RuleFileError, StoreError) as error:
         fail(str(error))
     except PagesError as error:
         fail(str(error), 2 if error.usage else 1)

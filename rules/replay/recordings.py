@@ -52,6 +52,10 @@ class Recording(msgspec.Struct):
         """Return all files."""
         return self.files or [path for stream in self.streams for path in stream.files]
 
+    def stream_names(self) -> set[str]:
+        """Return the streams of a journal as a daemon's database names them: ``"start_id/rank"``."""
+        return {f"{stream.start.start_id}/{stream.rank}" for stream in self.streams}
+
 
 class Problem(msgspec.Struct, frozen=True):
     """A file that cannot be read, with the sentence that says so."""

@@ -12,8 +12,8 @@ from .driver import Outcome
 from .recordings import Recording
 
 
-def report(recording: Recording, outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of one recording. Nothing was delivered, so ``done`` is null."""
+def report(recording: Recording, outcome: Outcome, *, paper: bool = True) -> dict[str, Any]:
+    """Return the JSON object of one recording. On ``paper`` nothing was delivered, so ``done`` is null."""
     return {
         "source": recording.source,
         "run": recording.run,
@@ -22,7 +22,7 @@ def report(recording: Recording, outcome: Outcome) -> dict[str, Any]:
         "last_step": outcome.last_step,
         "stride": outcome.stride,
         "signals": list(outcome.signals),
-        "incidents": [{**row, "done": None} for row in outcome.incidents.values()],
+        "incidents": [{**row, "done": None} if paper else row for row in outcome.incidents.values()],
         "notices": recording.notices + list(outcome.notices.values()),
     }
 
