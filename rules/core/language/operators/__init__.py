@@ -16,6 +16,7 @@ from .elementary import FUNCTIONS as ELEMENTARY
 from .moments import FUNCTIONS as MOMENTS
 from .order import FUNCTIONS as ORDER
 from .presence import FUNCTIONS as PRESENCE
+from .repetition import FUNCTIONS as REPETITION
 from .setbacks import FUNCTIONS as SETBACKS
 from .surprises import FUNCTIONS as SURPRISES
 from .trend import FUNCTIONS as TREND
@@ -35,6 +36,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             MOMENTS,
             ORDER,
             PRESENCE,
+            REPETITION,
             SETBACKS,
             SURPRISES,
             TREND,
