@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,6 +106,12 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
 
 def _columns(rows: Sequence[Mapping[str, Value]]) -> Iterator[tuple[Key, Column]]:
     """Yield the columns of rows of signals, by the order of their first appearance; one column at a time, not one number."""
+    table = _table(rows)
+    if table is not None:
+        present = np.ones(len(rows), dtype=np.bool_)
+        for name, values_of_all in zip(rows[0], table, strict=True):
+            yield (name,), Column(values_of_all, present)
+        return
     for name in dict.fromkeys(chain.from_iterable(rows)):
         values: list[Any] = [row.get(name) for row in rows]
         try:
@@ -118,6 +125,18 @@ def _columns(rows: Sequence[Mapping[str, Value]]) -> Iterator[tuple[Key, Column]
                 yield (name, *key), column
         else:
             yield (name,), column
+
+
+def _table(rows: Sequence[Mapping[str, Value]]) -> Floats | None:
+    """Return (signals, n) numbers where each row has the signals of the first, all of them bare; else None."""
+    names = tuple(rows[0])
+    if len(names) < 2 or set(map(len, rows)) != {len(names)}:
+        return None
+    try:
+        found: Floats = np.array(list(map(itemgetter(*names), rows)), dtype=np.float64)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return np.ascontiguousarray(found.T)
 
 
 def _column(values: Sequence[Any]) -> Column:

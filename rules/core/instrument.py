@@ -49,7 +49,21 @@ def same(value: float, last: float) -> bool:
 
 def repeated(values: Floats, last: float) -> Bools:
     """Say which values are the one before them again, the first of them ``last``."""
-    before = np.concatenate(([last], values[:-1]))
+    return _alike(values, np.concatenate(([last], values[:-1])))
+
+
+def longest(again: Bools, held: int) -> tuple[int, int]:
+    """Return how long the longest run of one value is, and the last one, where the one before the first had gone on for ``held``."""
+    begins = np.flatnonzero(~again)
+    if not len(begins):
+        return held + len(again), held + len(again)
+    last = len(again) - int(begins[-1])
+    first = held + int(begins[0]) if begins[0] else 1
+    inner = int(np.diff(begins).max()) if len(begins) > 1 else 1
+    return max(first, inner, last), last
+
+
+def _alike(values: Floats, before: Floats) -> Bools:
     with np.errstate(invalid="ignore", over="ignore"):
         found: Bools = (values == before) | (np.abs(values - before) <= SAME * np.abs(before))
     return found
@@ -58,15 +72,22 @@ def repeated(values: Floats, last: float) -> Bools:
 def look_at_all(watches: dict[str, Watch], name: str, values: Floats, dead_records: int) -> bool:
     """Take measurements in a row of which nothing is to be said, as :func:`look` would one after another; False if it must.
 
-    They are finite and each differs from the one before: so it is nearly always.
+    They are finite and each differs from the one before, but for one now and then that is met twice: so it is nearly always.
     """
-    if dead_records < 2 or not np.isfinite(values).all():
+    if dead_records < 3 or not np.isfinite(values).all():
         return False
     watch = watches.setdefault(name, Watch())
-    if repeated(values, watch.last).any():
-        return False
-    watch.varied = watch.varied or len(values) > 1 or not math.isnan(watch.last)
-    watch.last, watch.held, watch.said = float(values[-1]), 1, False
+    again = repeated(values, watch.last)
+    held = 1
+    if again.any():
+        rows = np.flatnonzero(again)
+        behind = rows[rows + 1 < len(values)] + 1
+        # The third is compared with the first, as long as the second is the same.
+        if again[0] or again[behind].any() or _alike(values[behind], values[behind - 2]).any():
+            return False
+        held = 2 if again[-1] else 1
+    watch.varied = watch.varied or len(values) > held or not math.isnan(watch.last)
+    watch.last, watch.held, watch.said = float(values[-held]), held, False
     return True
 
 

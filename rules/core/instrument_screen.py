@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from .block import Block, Bools, Column, Floats
-from .instrument import VARYING, Fault, Watch, repeated, same
+from .instrument import VARYING, Fault, Watch, longest, repeated, same
 from .instrument_masked import masked_losses, stale_norms
 
 
@@ -34,8 +34,8 @@ def screen(watches: dict[str, Watch], block: Block, dead_records: int) -> tuple[
             continue
         watch = watches.setdefault(f"screen {name}", Watch())
         others = broken if name == "loss" else np.zeros(len(block), dtype=np.bool_)
-        values = column.values[column.present]
-        if not others.any() and _plain(watch, values):
+        values = column.values if column.present.all() else column.values[column.present]
+        if not others.any() and _plain(watch, values, dead_records):
             continue
         found = _hidden(watch, name, column, others, dead_records, faults)
         if found.any():
@@ -54,13 +54,18 @@ def _without(block: Block, key: tuple[str, ...], rows: Bools | None) -> Block:
     return replace(block, columns={**block.columns, key: Column(column.values, column.present & ~rows)})
 
 
-def _plain(watch: Watch, values: Floats) -> bool:
+def _plain(watch: Watch, values: Floats, dead_records: int) -> bool:
     """Take values of which nothing is to be hidden, all at once; False if they need a closer look."""
     if not len(values):
         return True
-    if not np.isfinite(values).all() or (values == 0).any() or repeated(values, watch.last).any():
+    if not np.isfinite(values).all() or (values == 0).any():
         return False
-    watch.last, watch.held, watch.broken, watch.said = float(values[-1]), 1, False, False
+    again, held = repeated(values, watch.last), 1
+    if again.any():
+        most, held = longest(again, watch.held)
+        if most >= dead_records:
+            return False
+    watch.last, watch.held, watch.broken, watch.said = float(values[-1]), held, False, False
     return True
 
 

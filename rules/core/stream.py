@@ -82,7 +82,7 @@ class Gap:
     missed: int
 
 
-class Released(Struct, frozen=True):
+class Released(Struct, frozen=True, gc=False):
     """The merged record of a step (that of the lowest reporting rank) and every rank's own, where there are several."""
 
     record: Step

@@ -132,12 +132,30 @@ class Trace(Struct):
             self.values[name][into] = column.values[source]
             self.present[name][into] = column.present[source]
         self.sample_first[into] = self.sample_end[into] = self.shard_of[into] = _NOTHING
+        self._put_all_samples(into, records)
+        last: list[ShardSpan] = []
+        place = _NOTHING
         for row, record in enumerate(records, start=self.n):
-            if record.samples:
-                self._put_samples(row, record)
             if record.shards:
-                self._put_shards(row, record)
+                if len(record.shards) > 1 or record.shards != last:
+                    self._put_shards(row, record)
+                    last, place = record.shards, int(self.shard_of[row])
+                else:
+                    self.shard_of[row] = place
         self.n += rows
+
+    def _put_all_samples(self, into: slice, records: Sequence[Step]) -> None:
+        samples = [record.samples for record in records]
+        counts = set(map(len, samples))
+        if counts == {1}:
+            pairs = np.array([ranges[0] for ranges in samples], dtype=np.int64)
+            if (pairs[:, 0] < pairs[:, 1]).all():
+                self.sample_first[into], self.sample_end[into] = pairs[:, 0], pairs[:, 1]
+                return
+        if counts != {0}:
+            for row, record in enumerate(records, start=into.start):
+                if record.samples:
+                    self._put_samples(row, record)
 
     def _put_samples(self, row: int, record: Step) -> None:
         samples = record.samples
@@ -191,10 +209,11 @@ class Trace(Struct):
         oldest = int(self.step_column[0])
         self.more_samples = {step: ranges for step, ranges in self.more_samples.items() if step >= oldest}
         self.more_shards = {step: places for step, places in self.more_shards.items() if step >= oldest}
-        used = sorted({int(place) for place in self.shard_of[keep] if place >= 0}.union(*self.more_shards.values()))
+        own = self.shard_of[keep]
+        used = sorted(set(np.unique(own[own >= 0]).tolist()).union(*self.more_shards.values()))
         renamed = {old: new for new, old in enumerate(used)}
         self.spans = [self.spans[old] for old in used]
-        self.shard_of = np.array([renamed.get(int(place), _NOTHING) for place in self.shard_of[keep]], dtype=np.int64)
+        self.shard_of = np.where(own >= 0, np.searchsorted(np.array(used, dtype=np.int64), own), _NOTHING)
         self.more_shards = {step: [renamed[old] for old in places] for step, places in self.more_shards.items()}
 
     def compact(self) -> None:

@@ -60,7 +60,7 @@ class Replay:
         self._state = new_state(msgspec.structs.replace(settings, mode="act", receiver=True), pack)
         self._pending: dict[tuple[str, int], tuple[Start, int, list[Step]]] = {}
         self._seen: dict[tuple[str, int], tuple[Start, int, int]] = {}
-        self._waiting = 0
+        self._room = 0  # records until they are fed
         self._newest = math.nan
         self._start_id = ""
         self._gaps: deque[float] = deque(maxlen=31)
@@ -68,8 +68,20 @@ class Replay:
 
     def run(self, lines: Iterable[Placed]) -> Outcome:
         """Feed all lines and return what came of them."""
+        start_id, of_rank, rows = "", -1, None
         for start, rank, item in lines:
+            # Nearly always: the next record of the stream that the one before was of, without a pause in between.
+            if rows and type(item) is Step and rank == of_rank and start.start_id == start_id and self._room:
+                gap = item.time - self._newest
+                if 0 < gap <= SHORTEST_PAUSE:
+                    self._gaps.append(gap)
+                    self._newest = item.time
+                    self._room -= 1
+                    rows.append(item)
+                    continue
             self._take(start, rank, item)
+            start_id, of_rank = start.start_id, rank
+            rows = self._pending[start_id, rank][2] if (start_id, rank) in self._pending else None
         self._flush()
         return self.outcome
 
@@ -87,10 +99,12 @@ class Replay:
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = (start, rank, [])
+            ranks = len(self._pending)
+            waiting = sum(len(records) for _, _, records in self._pending.values())
+            self._room = (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks) - waiting
         pending[2].append(item)
-        self._waiting += 1
-        ranks = len(self._pending)
-        if self._waiting >= (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks):
+        self._room -= 1
+        if self._room <= 0:
             self._flush()
 
     def _pause(self, start: Start, time: float) -> None:
@@ -124,9 +138,10 @@ class Replay:
     def _flush(self) -> None:
         for start, rank, records in self._pending.values():
             self._count(rank, records)
+            self._seen[start.start_id, rank] = (start, rank, records[-1].seq)
             self._feed(Steps(start, rank, tuple(records)))
         self._pending.clear()
-        self._waiting = 0
+        self._room = 0
 
     def _feed(self, value: Input) -> None:
         for effect in feed(self._state, value):
@@ -152,7 +167,8 @@ class Replay:
         outcome.last_step = max(steps) if last is None else max(last, *steps)
         for stride, count in Counter([record.stride for record in records]).items():
             outcome.strides[stride] = outcome.strides.get(stride, 0) + count
-        outcome.signals.update(dict.fromkeys(chain.from_iterable([record.signals for record in records])))
+        layouts = dict.fromkeys([tuple(record.signals) for record in records])
+        outcome.signals.update(dict.fromkeys(chain.from_iterable(layouts)))
 
 
 def _source(start: Start, rank: int, time: float, seq: int, *, reachable: bool = True) -> SourceSeen:

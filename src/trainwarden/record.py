@@ -42,7 +42,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
-class ShardSpan(msgspec.Struct, frozen=True):
+class ShardSpan(msgspec.Struct, frozen=True, gc=False):
     """A shard that a step's batch drew from, with the positions ``[first, end)`` it fills in the epoch's order."""
 
     name: str
@@ -50,7 +50,7 @@ class ShardSpan(msgspec.Struct, frozen=True):
     end: int
 
 
-class RankStats(msgspec.Struct, frozen=True):
+class RankStats(msgspec.Struct, frozen=True, gc=False):
     """One quantity over all ranks of a step: its extremes, its sum, the rank of its largest value, how many reported."""
 
     min: float
@@ -60,7 +60,7 @@ class RankStats(msgspec.Struct, frozen=True):
     n: int
 
 
-class Step(msgspec.Struct, kw_only=True):
+class Step(msgspec.Struct, kw_only=True, gc=False):
     """Record of optimizer step ``step``: the loss and gradient before update ``step`` and the update made by it.
 
     ``seq`` numbers all lines (steps and events) of one (start_id, rank) from 1. ``time`` is Unix seconds.
@@ -131,14 +131,13 @@ _EVENT_KEYS = frozenset({"type", "kind", "seq", "step", "time"})
 _LARGEST = 2**63 - 1
 
 _decoder = msgspec.json.Decoder()
-#: A step line without words, booleans or fields of later versions, which nearly all are.
+#: A step line without words, booleans or fields of later versions, which nearly all are; its whole numbers become floats.
 _plain_decoder = msgspec.json.Decoder(
-    dict[
-        str,
-        int | float | str | list[tuple[int, int] | ShardSpan] | dict[str, float | dict[str, float]],
-    ]
+    dict[str, float | str | list[tuple[int, int] | ShardSpan] | dict[str, float | dict[str, float]]]
 )
-_PLAIN, _GROUPED = frozenset({int, float}), frozenset({int, float, dict})
+_PLAIN = frozenset({float, dict})
+#: Up to here a float tells a whole number.
+_WHOLE = 2.0**53
 _encoder = msgspec.json.Encoder()
 
 
@@ -244,22 +243,19 @@ def _decode_plain(line: bytes | str) -> Step | None:
         take = raw.pop
         if take("type", None) != "step":
             return None
-        seq, step, time, stride = take("seq", None), take("step", None), take("time", None), take("stride", 1)
+        seq, step, time, stride = take("seq", None), take("step", None), take("time", None), take("stride", 1.0)
         samples, shards, phase = take("samples", None), take("shards", None), take("phase", None)
         ranks = _decode_ranks(take("ranks")) if "ranks" in raw else {}
-        if not (type(seq) is type(step) is type(stride) is int and type(time) in _PLAIN):
+        if not (
+            type(seq) is type(step) is type(stride) is type(time) is float
+            and _PLAIN.issuperset(map(type, raw.values()))
+        ):
             return None
-        types = set(map(type, raw.values()))
-        if types <= _PLAIN:
-            signals: dict[str, Value] = dict(zip(raw, map(float, raw.values())))  # noqa: B905 (of one dict)
-        elif types <= _GROUPED:
-            signals = {name: value if type(value) is dict else float(value) for name, value in raw.items()}
-        else:
-            return None
-        time = float(time)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError, RecordError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError, RecordError):
         return None
-    if not (-_LARGEST <= seq <= _LARGEST and -_LARGEST <= step <= _LARGEST and 1 <= stride <= _LARGEST):
+    if not (-_WHOLE < seq < _WHOLE and -_WHOLE < step < _WHOLE and 1 <= stride < _WHOLE):
+        return None
+    if not (seq.is_integer() and step.is_integer() and stride.is_integer()):
         return None
     if samples is None:
         samples = []
@@ -276,11 +272,11 @@ def _decode_plain(line: bytes | str) -> Step | None:
     if phase is not None and type(phase) is not str:
         return None
     return Step(
-        seq=seq,
-        step=step,
+        seq=int(seq),
+        step=int(step),
         time=time,
-        stride=stride,
-        signals=signals,
+        stride=int(stride),
+        signals=raw,
         samples=samples,
         shards=shards,
         ranks=ranks,
@@ -366,6 +362,8 @@ def _given(value: float | None) -> float:
 
 def _whole(raw: dict[str, Any], name: str, default: int | None = None) -> int:
     value = raw.get(name, default)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
+        value = int(value)  # 3.0 is 3
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST:
         raise RecordError(f"{name}: {value!r:.40} is not a whole number of 64 bits")
     return value
