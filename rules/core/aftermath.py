@@ -15,6 +15,7 @@ from .incidents import close, conclude, facts_of, open_incident, place, remember
 from .lineage import applied_plan, executed, plan_of
 from .policy import Decision
 from .recovery import Judged, begin, finish_early, go_on, observe
+from .replaying import expect
 from .state import Alive, Incident, RuleSeen, Run
 from .targets import abandoned
 from .turn import Turn, digest
@@ -43,6 +44,7 @@ def started(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
         else:
             _left_behind(turn, alive, incident, event)
     _forget_traces(run)
+    expect(run, alive, report)
 
 
 def _whose(waiting: list[Incident], report: Applied, run: Run) -> Incident | None:

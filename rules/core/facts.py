@@ -6,13 +6,15 @@ evidence, verdict, policy and planning all work on them: (facts) -> findings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import Struct
 
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
+from .ranks import Whose
 from .trace import FINGERPRINT, Trace
 from .trend import Trend, fit
 
@@ -32,7 +34,7 @@ GRAD_SDS, GRAD_FACTOR = 6.0, 1.5
 REPEAT_SDS, REPEAT_FACTOR = 8.0, 3.0
 SHARE_SDS, SHARE_FACTOR = 8.0, 1.25
 #: Kinds of causes that findings may speak for.
-CAUSES = ("data", "learning_rate", "numeric", "optimizer_state")
+CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "distributed", "model")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -53,6 +55,10 @@ class Earlier(Struct, frozen=True):
     onset: int
     since_start: int | None
     cause: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    samples: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,17 @@ class Facts:
     rules: tuple[str, ...]
     offered: tuple[str, ...]  #: verdicts that the rules offer, in the order of their firing
     blamed: tuple[tuple[str, str, int, float | None], ...] = ()  #: rules that name a cause: name, cause, since, value
+    inherited: Trace | None = None  #: the parent's records up to the resume
+    whose: Whose = field(default_factory=Whose)  #: ranks and hosts that stood out first
+    versions: Mapping[str, str] = field(default_factory=dict)  #: precision and versions of this start
+    samples: tuple[tuple[int, int], ...] = ()  #: what the onset's step consumed
+    traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
+
+    @property
+    def repeated_hosts(self) -> tuple[str, ...]:
+        """Hosts that stood out first both now and in an earlier attempt; empty where all ranks run on one host."""
+        before = {host for earlier in self.earlier for host in earlier.hosts}
+        return tuple(host for host in self.whose.hosts if host in before) if self.whose.of_hosts > 1 else ()
 
     @property
     def rows(self) -> slice:

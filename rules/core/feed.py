@@ -11,7 +11,7 @@ from typing import Any
 
 from trainwarden.record import Event
 
-from . import acting, aftermath, progress, standstill
+from . import acting, aftermath, failing, machines
 from .delivery import announce
 from .effects import Effect, Save
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
@@ -172,6 +172,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         progress.happened(alive.progress, event, cursors[value.rank].last_time, turn.memory.now)
     if event.kind == "start":
         first = not alive.described
+        machines.describe(alive.machines, value.rank, event.fields)
         describe(run, alive, event)
         if first:
             aftermath.started(turn, run, alive, event)
@@ -184,6 +185,8 @@ def _happened(turn: Turn, value: Happened) -> None:
         judge(turn, run, alive, flush(alive.line))
         standstill.exited(turn, run, alive, event)
         aftermath.ended(turn, run, alive, event, event.time, event.step)
+    if machines.failed(alive.machines, value.rank, event):
+        failing.failed(turn, run, alive, event)
 
 
 def _checkpoint(run: Run, alive: Alive, event: Event) -> None:

@@ -12,6 +12,7 @@ from .delivery import pin, rank
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
 from .healing import high_now, level
 from .onset import onset, uncertainty
+from .scope import tell, whose_of
 from .seeing import Change
 from .state import Alive, Incident, IncidentState, RuleSeen, Run
 from .suspects import suspects
@@ -167,7 +168,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         onset=incident.onset,
         uncertainty=incident.uncertainty,
         opened=incident.opened_step,
-        now=int(trace.steps[-1]),
+        now=int(trace.steps[-1]) if len(trace) else incident.onset,
         trend=incident.trend,
         usual=incident.usual,
         steps=trace.steps[rows],
@@ -185,6 +186,11 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         rules=tuple(incident.rules),
         blamed=tuple((name, seen.cause, seen.since, seen.value) for name, seen in incident.rules.items() if seen.cause),
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
+        inherited=alive.inherited,
+        whose=whose_of(incident, alive),
+        versions=alive.machines.versions,
+        traces=run.traces,
+        samples=tuple(trace.samples(rows.start)) if rows.start < len(trace) else (),
     )
 
 
@@ -198,7 +204,8 @@ def _earlier(run: Run, incident: Incident) -> tuple[Earlier, ...]:
     found = []
     for one in run.incidents.values():
         if one.attempt < incident.attempt and one.severity != "info":
-            found.append(Earlier(one.id, one.attempt, one.onset, one.since_start, one.cause))
+            where = (tuple(one.ranks), tuple(one.hosts), tuple(one.domains), tuple(one.onset_samples))
+            found.append(Earlier(one.id, one.attempt, one.onset, one.since_start, one.cause, *where))
     return tuple(found)
 
 
@@ -214,6 +221,8 @@ def conclude(
     cause = attribute(facts)
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
     incident.findings, incident.cheapest_test = cause.findings, cause.cheapest_test
+    incident.onset_samples = list(facts.samples)
+    tell(incident, facts)
     incident.verdict = shape(facts, healed, settled, persist_steps)
     finite = facts.excess[facts.excess == facts.excess]
     if len(finite):

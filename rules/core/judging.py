@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from trainwarden.record import Step
 
 from .acting import consider, escalate
@@ -31,18 +29,17 @@ from .incidents import (
 from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
+from .ranks import Rows, advance, scan
+from .replaying import awaited
+from .replaying import look as look_again
 from .rescaling import look_at_units, relearn
+from .scope import attend
 from .seeing import Change
 from .standstill import stepped_again
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
 from .verdict import PERSISTENT, RECURRING, held_back, mostly_high, persisted
-
-#: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
-RANK_SDS = 10.0
-#: Ranks from which a comparison between them means something.
-RANKS = 4
 
 
 def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> None:
@@ -75,15 +72,18 @@ def _judge(
     """Evaluate records under one set of rules. ``held``: the rows at which a signal may have changed its unit."""
     records = [one.record for one in released]
     rules: Rules = alive.rules
+    ranks = scan(block)
     changes = list(rules.engine.feed(shown))
     place = row = 0
     while row < len(released):
         quiet = changes[place].row if place < len(changes) else len(released)
         if row < quiet and not _watched(run, alive):
+            _look_at_ranks(turn, alive, ranks, records, row, quiet)
             _remember(turn, alive, block, records, row, quiet)
             row = quiet
             continue
         one = released[row]
+        _look_at_ranks(turn, alive, ranks, records, row, row + 1)
         mine = []
         while place < len(changes) and changes[place].row <= row:
             mine.append(changes[place])
@@ -97,7 +97,7 @@ def _judge(
 def _watched(run: Run, alive: Alive) -> bool:
     """Say whether an incident needs the records one by one."""
     start_id = alive.start.start_id
-    return any(
+    return awaited(run, start_id) or any(
         (one.open and one.start_id == start_id)
         or (one.state == "verifying" and one.verification is not None and one.verification.start_id == start_id)
         for one in run.incidents.values()
@@ -143,6 +143,7 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
         _judge_incident(turn, run, alive, incident, released, bool(changes))
         keep_target(turn, run, incident, record.time)
     verify(turn, run, alive, record)
+    look_again(turn, run, alive, record.step, record.time)
     for touched in list(turn.touched.values()):
         if touched.run_uid == run.run_uid:
             announce(turn, touched, record.time)
@@ -153,7 +154,7 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
     incident.records += 1
     if any(seen.firing for seen in incident.rules.values()):
         incident.last_active_step = record.step
-    _odd_ranks(incident, released)
+    attend(incident, alive)
     if not (due(incident) or changed):
         return
     facts = facts_of(incident, alive, run)
@@ -202,38 +203,28 @@ def _too_long(turn: Turn, incident: Incident, facts: Facts, record: Step) -> Non
     escalate(turn, incident, record.time, record.step, f"It has neither healed nor settled in {steps} steps.")
 
 
-def _odd_ranks(incident: Incident, released: Released) -> None:
-    """Count for each rank the records in which its loss alone stands out; more than half the ranks is nobody's own."""
-    if len(released.by_rank) < RANKS:
-        return
-    losses = {}
-    for rank_, record in released.by_rank.items():
-        own = record.value("rank_loss")
-        value = own if own is not None else record.value("loss")
-        if value is not None:
-            losses[rank_] = value
-    values = np.array(list(losses.values()))
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return
-    middle = float(np.median(finite))
-    spread = 1.4826 * float(np.median(np.abs(finite - middle)))
-    odd = [
-        rank_
-        for rank_, value in losses.items()
-        if not np.isfinite(value) or value > middle + RANK_SDS * max(spread, 1e-3 * abs(middle))
-    ]
-    if len(odd) * 2 > len(losses):
-        return
-    for rank_ in odd:
-        incident.odd_ranks[rank_] = incident.odd_ranks.get(rank_, 0) + 1
-
-
 def _look_at_instruments(turn: Turn, alive: Alive, record: Step, names: Sequence[str] = VARYING) -> None:
     for name in names:
         fault = look(alive.watches, name, record.value(name), turn.settings.dead_records)
         if fault is not None:
             turn.notice(alive.start, fault.kind, record.step, fault.says, fault.signal)
+
+
+def _look_at_ranks(
+    turn: Turn, alive: Alive, ranks: Rows | None, records: Sequence[Step], first: int, end: int
+) -> None:
+    """Remember which ranks stand out, and say once that each of them logs the gradient norm of its own shard."""
+    if ranks is None:
+        return
+    said = alive.ranks.said
+    advance(alive.ranks, ranks, first, end)
+    if alive.ranks.said and not said:
+        says = (
+            "grad_norm has differed between all ranks since the start: each logs that of its own shard, too small by about "
+            "the root of their number."
+        )
+        begin = alive.first_step if alive.first_step is not None else records[first].step - records[first].stride + 1
+        turn.notice(alive.start, "metric_scope", begin, says, "grad_norm")
 
 
 def _look_at_scale(turn: Turn, alive: Alive, seen: int) -> None:

@@ -1,7 +1,7 @@
 """The plan: what the next attempt must do differently, and why. The fix follows the cause (design §4.6).
 
 Data: exclude it and leave the learning rate alone. Numeric: go back and reset the optimizer. Optimizer: reset with a short
-warm-up. Learning rate: halve it and warm up again. Unclear: only go back, and ask. What the run's loader cannot do is refused
+warm-up. Learning rate: halve it and warm up again. Hardware: leave the host out. Unclear: only go back, and ask. What the run's loader cannot do is refused
 here, before anything is stopped.
 """
 
@@ -17,7 +17,9 @@ import numpy as np
 from trainwarden.plan import Checks, Exclusion, Plan, SkipMode, merge_ranges
 from trainwarden.record import Ranges
 
+from .drift import first_sign
 from .facts import Facts
+from .machines import listed
 from .settings import Settings
 from .state import Alive, Checkpoint, Executed
 from .suspects import suspects
@@ -57,8 +59,9 @@ def plan_rollback(
 ) -> Planned | Refusal:
     """Make the plan for a rollback of this attempt. ``earlier`` is the plan that did not help, kept and widened."""
     start = alive.start
+    drift = first_sign(facts.trace, alive.inherited, facts.onset)
     chosen = choose(
-        checkpoints, executed, facts.onset, facts.uncertainty, cause, facts.beta2 or alive.beta2, further_than
+        checkpoints, executed, facts.onset, facts.uncertainty, cause, facts.beta2 or alive.beta2, further_than, drift
     )
     if chosen is None:
         return Refusal(
@@ -99,6 +102,9 @@ def plan_rollback(
             if earlier is not None
             else "What broke the run is still in the optimizer's moments."
         )
+    hosts = list(facts.repeated_hosts) if cause == "hardware" else []
+    if hosts:
+        reasons["exclude_hosts"] = f"It began on {listed(hosts)} in an earlier attempt, too, with other data."
     lr_factor = settings.lr_factor if cause == "learning_rate" else 1.0
     if lr_factor != 1.0:
         reasons["lr_factor"] = f"The learning rate was too high: it goes on with {lr_factor:g} times the schedule."
@@ -118,6 +124,7 @@ def plan_rollback(
         skip_epoch=epoch,
         exclude=exclude,
         skip_mode=skip_mode,
+        exclude_hosts=hosts,
         reasons=reasons,
         checks=Checks(
             start_step=chosen.target.step + 1,

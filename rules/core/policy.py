@@ -44,21 +44,41 @@ class Past:
 
 
 NOTHING = Decision("none", "")
+#: Findings that an earlier attempt broke alike, and causes of which a plan takes away what made it so.
+REPEATS = ("repeated_step", "repeated_nearby", "repeated_age")
+MENDED = ("data", "hardware")
+#: The finding that replicas went apart.
+DISAGREE = "ranks_disagree"
 
 
 def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decision:
     """Return what should be done about an open incident now."""
     reason = _reason(facts, cause, settings)
+    if reason is None and cause.name == "distributed" and facts.records >= settings.dirty_steps and _useless(cause):
+        reason = "The ranks no longer hold one state."
     if reason is None:
         return NOTHING
     if past.steps_run <= settings.warmup_steps + past.ramp_steps:
         return Decision("none", f"{reason} Nothing is done within the attempt's warm-up.", held_by="warm_up")
     if past.rolled_back and past.steps_run <= settings.cooldown_steps:
         return Decision("none", f"{reason} The last rollback is too recent.", held_by="cool_down")
+    useless = _useless(cause)
+    if useless is not None:
+        return Decision("escalate", f"{reason} {useless}")
     if past.rollbacks >= settings.max_rollbacks:
         return Decision("escalate", f"{reason} {past.rollbacks} rollbacks were made already: a person must look.")
     unclear = cause.name == "undetermined" or cause.confidence < settings.confidence
     return Decision("rollback", reason, needs_approval=unclear)
+
+
+def _useless(cause: Cause) -> str | None:
+    """Say why going back would only bring it again: the attempt before broke alike, or the ranks no longer hold one state."""
+    for finding in cause.findings:
+        if finding.kind in REPEATS and cause.name not in MENDED:
+            return f"{finding.says} Going back once more would repeat it. {cause.cheapest_test}"
+        if finding.kind == DISAGREE and cause.name == "distributed":
+            return f"{finding.says} On the same hosts and libraries it would come again. {cause.cheapest_test}"
+    return None
 
 
 def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:

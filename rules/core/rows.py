@@ -36,7 +36,12 @@ def row(incident: Incident) -> dict[str, Any]:
         "acknowledged_by": incident.acknowledged_by,
         "approved_by": incident.approved_by,
         "cause": {"name": incident.cause, "confidence": incident.confidence, "scores": dict(incident.scores)},
-        "scope": {"ranks": sorted(incident.odd_ranks), "groups": list(incident.groups), "modules": list(incident.modules), "hosts": []},
+        "scope": {
+            "ranks": list(incident.ranks),
+            "groups": list(incident.groups),
+            "modules": list(incident.modules),
+            "hosts": list(incident.hosts),
+        },
         "alerts": list(incident.rules),
         "rules": alerts(incident),
         "suspect_samples": [[first, end] for first, end in incident.suspect_samples],

@@ -23,7 +23,9 @@ from .groups import GroupNorms
 from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
+from .machines import Machines
 from .progress import Progress
+from .ranks import Mark, RankWatch
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .stream import Held, Line
@@ -169,7 +171,11 @@ class Incident(Struct):
     suspect_epoch: int = 0
     groups: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
-    odd_ranks: dict[int, int] = field(default_factory=dict)
+    onset_samples: Ranges = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
     worst_excess: float = 0.0
     plan: Plan | None = None
     needs_approval: bool = False
@@ -182,6 +188,7 @@ class Incident(Struct):
     expires_at: float | None = None
     follows: str | None = None
     further_than: int | None = None
+    replayed_in: str | None = None
     stood: float | None = None
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
@@ -238,6 +245,8 @@ class Alive(Struct):
     sources: dict[int, SourceSeen] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     incidents: int = 0
+    ranks: RankWatch = field(default_factory=RankWatch)
+    machines: Machines = field(default_factory=Machines)
 
 
 class Run(Struct):

@@ -35,6 +35,8 @@ class Suspects:
 def suspects(facts: Facts) -> Suspects:
     """Return the suspect samples as far as the records tell."""
     trace = facts.trace
+    if not len(trace):
+        return Suspects([], 0, [], "no samples")
     first = trace.row(facts.onset - facts.uncertainty)
     dirty = dirty_rows(trace, slice(first, len(trace)), facts.usual)
     onset_row = min(trace.row(facts.onset), len(trace) - 1)

@@ -16,6 +16,8 @@ from .state import Checkpoint, Executed
 
 #: Causes whose damage the optimizer's memory carries.
 CARRIED = ("numeric", "optimizer_state")
+#: Causes that begin at the onset and not before it.
+SUDDEN = ("data", "hardware")
 #: Checkpoints named beside the target, in case it cannot be read.
 FALLBACKS = 2
 
@@ -59,11 +61,13 @@ def choose(
     cause: str,
     beta2: float | None,
     further_than: int | None = None,
+    drift: int | None = None,
 ) -> Choice | None:
     """Return the target for an incident, or None where no checkpoint may be loaded.
 
     A checkpoint of step n is the state after update n, and the onset's loss was computed before the onset's update: step
-    ``onset - 1`` is still clean. ``further_than`` asks for one older than a target that did not help.
+    ``onset - 1`` is still clean. ``further_than`` asks for one older than a target that did not help, ``drift`` is the first sign
+    of what led to the onset: where there is a checkpoint from before it, a newer one is bad already (case A03).
     """
     before = onset - uncertainty
     if further_than is not None:
@@ -73,6 +77,10 @@ def choose(
         return None
     best, too_young = 0, False
     says = f"the newest complete checkpoint before step {before} (onset {onset}, uncertain by {uncertainty})"
+    older = usable(checkpoints, executed, min(before, drift)) if drift is not None and cause not in SUDDEN else []
+    if older:
+        found = older
+        says = f"the newest complete checkpoint before step {drift}, from which on the loss scale fell until the onset at {onset}"
     if cause in CARRIED and beta2 is not None and beta2 < 1:
         memory = round(1 / (1 - beta2))
         old = [place for place, checkpoint in enumerate(found) if checkpoint.step < onset - uncertainty - memory]

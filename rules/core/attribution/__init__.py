@@ -15,7 +15,9 @@ from trainwarden.rules.core.facts import CAUSES, Facts, Finding
 
 from . import (
     batch_fingerprint,
+    distributed,
     gradient_lead,
+    hardware,
     learning_rate,
     loss_scale,
     moments,
@@ -33,6 +35,8 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     gradient_lead.find,
     learning_rate.find,
     nonfinite.find,
+    hardware.find,
+    distributed.find,
     loss_scale.find,
     moments.find,
     resume_nearby.find,
@@ -40,6 +44,17 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     repeated_step.find,
 )
 
+#: Kinds of findings that ask for a test even where they name a cause: what they say may be chance.
+ASKING = (
+    "repeated_step",
+    "repeated_nearby",
+    "repeated_age",
+    "one_rank",
+    "same_place",
+    "failure",
+    "ranks_disagree",
+    "replayed",
+)
 #: A cause is named from this score on; below it the cause is undetermined.
 NAMED_FROM = 0.5
 
@@ -81,8 +96,9 @@ def weigh(findings: Sequence[Finding], onset: int) -> Cause:
     best, score = ranked[0] if ranked else ("", 0.0)
     runner_up = ranked[1][1] if len(ranked) > 1 else 0.0
     confidence = max(0.0, score - 0.5 * runner_up)
+    aged = any(finding.kind == "repeated_age" for finding in findings)
+    test = _cheapest_test([name for name, _ in ranked[:2]], onset, aged)
     if confidence < NAMED_FROM:
-        test = _cheapest_test([name for name, _ in ranked[:2]], onset)
         return Cause(
             name="undetermined",
             confidence=round(max(confidence, 0.0), 3),
@@ -95,13 +111,28 @@ def weigh(findings: Sequence[Finding], onset: int) -> Cause:
         confidence=round(min(confidence, 1.0), 3),
         scores=scores,
         findings=list(findings),
-        cheapest_test="",
+        cheapest_test=test if any(finding.kind in ASKING for finding in findings) else "",
     )
 
 
-def _cheapest_test(suspects: list[str], onset: int) -> str:
+def _cheapest_test(suspects: list[str], onset: int, aged: bool = False) -> str:
+    """Return the test that parts the two likeliest causes at the least cost. ``aged``: it broke as long after its start as before."""
+    if aged:
+        return f"Begin from another checkpoint: if it breaks after as many steps again and not at step {onset}, it is the process."
+    if "hardware" in suspects:
+        return (
+            f"Run step {onset} again with the suspect host's samples on another host (swap them): if it goes with the samples it is "
+            "the data, if it stays with the host it is the hardware."
+        )
+    if "distributed" in suspects:
+        return "Compare a checksum of the parameters between the ranks, and run the self-test of the collectives on their hosts."
+    if "model" in suspects:
+        return f"Resume well before step {onset} with half the learning rate: if it breaks there all the same, it is the model."
     if "data" in suspects and "numeric" in suspects:
-        return f"Run the batch of step {onset} once in float32: if the loss is still off it is the data, else the numerics."
+        return (
+            f"Run the batch of step {onset} once in another precision (float32): if the loss is still off it is the data, else the "
+            "numerics."
+        )
     if "data" in suspects:
         return f"Look at the samples of step {onset}; then run the same weights on the next batch instead."
     if "numeric" in suspects:

@@ -38,6 +38,9 @@ def find(facts: Facts) -> list[Finding]:
             )
         ]
     whole = facts.before("lr", records=2000)
+    if facts.inherited is not None:  # a warm-up goes on behind a resume
+        older = facts.inherited.column("lr")
+        whole = np.concatenate([older[np.isfinite(older)], whole])
     top = float(np.max(whole)) if len(whole) else 0.0
     if len(whole) >= 100 and rates[-1] >= 0.98 * top and np.median(ratios) > 1 + 1e-9:
         return [

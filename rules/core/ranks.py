@@ -1,0 +1,276 @@
+"""One rank or all (design §4.11): which ranks stand out alone, at which records, and on which hosts they run.
+
+A rank that stands out alone is its data or its hardware; what all ranks must share and do not is the communication. Vectorised over
+a block: with one rank nothing is looked at, and a record at which nothing stands out costs no Python of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from msgspec import field as stored
+
+from .block import Block, Bools, Floats
+
+Kind = Literal["nonfinite", "loss", "shared", "failed"]
+
+#: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
+RANK_SDS = 10.0
+#: Ranks from which a comparison between their losses means something; one value that is not finite tells among two.
+RANKS, RANKS_OF_BAD = 4, 2
+#: Relative difference of a value after a reduction from which two ranks do not hold the same (case A25: 0.003), and below which they do.
+DIFFER, AGREE = 1e-4, 1e-5
+#: Records in agreement after which a difference between all ranks is news; without them each rank logs a part of its own (case D05).
+AGREED = 100
+#: Relative difference of the ranks' own losses below which they are the same number (case A22: six digits and more).
+SAME = 1e-5
+#: Records of a start after which it is known that the ranks never logged the same (case D05).
+ENOUGH = 50
+#: Marks that are remembered.
+REMEMBERED = 64
+#: Steps around an onset within which a mark may be its beginning.
+NEAR = 3
+
+
+class Mark(Struct, frozen=True):
+    """Ranks that stand out at a step: by a loss that is not finite or high, or by a shared value that they alone have."""
+
+    step: int
+    kind: Kind
+    ranks: list[int]
+
+
+class RankWatch(Struct):
+    """What is remembered of a start's ranks: the newest marks, and counts of records.
+
+    ``same``: records in a row in which all ranks' own losses were one number. ``agreed`` and ``scattered``: records in which the
+    ranks' gradient norms were one number on all of them, and on no most of them. ``said``: they were scattered from the start.
+    """
+
+    marks: list[Mark] = stored(default_factory=list)
+    same: int = 0
+    agreed: int = 0
+    scattered: int = 0
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Where it showed first. ``hosts`` are those of ``ranks``, of ``of_hosts`` in all; domains likewise.
+
+    ``ambiguous``: clocks do not tell which of the hosts was first. ``differ``: ranks whose shared values differ, over so many
+    ``differing`` records. ``same``: records in which all ranks' own losses were one number.
+    """
+
+    kind: Kind | None = None
+    step: int | None = None
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    of_ranks: int = 1
+    of_hosts: int = 1
+    of_domains: int = 1
+    ambiguous: bool = False
+    differ: tuple[int, ...] = ()
+    differing: int = 0
+    same: int = 0
+    says: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a block shows of its ranks, row by row."""
+
+    n: int
+    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    same: Bools | None = None
+    agree: Bools | None = None
+    scattered: Bools | None = None
+
+
+def scan(block: Block) -> Rows | None:
+    """Look at all rows of a block of several ranks; None where it has one."""
+    if not block.ranks:
+        return None
+    marks: dict[int, list[Mark]] = {}
+    same = agree = scattered = None
+    ranks, losses = _table(block, ("rank_loss", "loss"))
+    if len(ranks) >= RANKS_OF_BAD:
+        same = _same(block, losses)
+        _mark_losses(block, ranks, losses, marks)
+    ranks, norms = _table(block, ("grad_norm",))
+    if len(ranks) > 1:
+        agree, differ = _compare(norms)
+        scattered = _mark_shared(block, ranks, norms, differ, marks)
+    return Rows(len(block), marks, same, agree, scattered)
+
+
+def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
+    """Take the rows ``[first, end)`` into what is remembered, and return their marks."""
+    if rows.same is not None:
+        broken = np.flatnonzero(~rows.same[first:end])
+        watch.same = watch.same + end - first if not len(broken) else end - first - 1 - int(broken[-1])
+    found: list[Mark] = []
+    for row in sorted(row for row in rows.marks if first <= row < end):
+        agreed = watch.agreed + (0 if rows.agree is None else int(rows.agree[first:row].sum()))
+        found += [mark for mark in rows.marks[row] if mark.ranks or agreed >= AGREED]
+    if rows.agree is not None and rows.scattered is not None:
+        _look_at_scope(watch, rows.agree[first:end], rows.scattered[first:end])
+        watch.agreed += int(rows.agree[first:end].sum())
+        watch.scattered += int(rows.scattered[first:end].sum())
+    if found:
+        watch.marks = [*watch.marks, *found][-REMEMBERED:]
+    return found
+
+
+def _look_at_scope(watch: RankWatch, agree: Bools, scattered: Bools) -> None:
+    """Find out once that the ranks' gradient norms have never been one number: each logs its own part (case D05)."""
+    if watch.said or watch.agreed or watch.scattered >= ENOUGH:
+        return
+    enough = np.flatnonzero(watch.scattered + np.cumsum(scattered) >= ENOUGH)
+    watch.said = bool(len(enough) and not agree[: enough[0] + 1].any())
+
+
+def since(marks: Sequence[Mark], step: int) -> list[Mark]:
+    """Return the oldest marks from ``step`` on, as many as are kept with an incident."""
+    return [mark for mark in marks if mark.step >= step][:REMEMBERED]
+
+
+def whose(
+    marks: Sequence[Mark],
+    onset: int,
+    uncertainty: int,
+    watch: RankWatch,
+    hosts: Mapping[int, str],
+    domains: Mapping[int, str],
+    world_size: int,
+) -> Whose:
+    """Return whose it was at the onset, from the incident's marks."""
+    shared = [mark for mark in marks if mark.kind == "shared"]
+    own = [mark for mark in marks if mark.kind != "shared" and mark.step <= onset + max(NEAR, uncertainty)]
+    bad = [mark for mark in own if mark.kind == "nonfinite"]
+    first = next(iter(bad or own or shared), None)
+    ranks = () if first is None else tuple(first.ranks)
+    counts: dict[int, int] = {}
+    for mark in shared:
+        for rank in mark.ranks:
+            counts[rank] = counts.get(rank, 0) + 1
+    differ = tuple(sorted(rank for rank, count in counts.items() if 2 * count >= len(shared)))
+    return Whose(
+        kind=None if first is None else first.kind,
+        step=None if first is None else first.step,
+        ranks=ranks,
+        hosts=named(ranks, hosts),
+        domains=named(ranks, domains),
+        of_ranks=world_size,
+        of_hosts=max(1, len(set(hosts.values()))),
+        of_domains=max(1, len(set(domains.values()))),
+        differ=differ,
+        differing=len(shared),
+        same=watch.same,
+    )
+
+
+def named(ranks: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the names of the ranks' hosts or domains, each once, in the order of the ranks."""
+    return tuple(dict.fromkeys(names[rank] for rank in ranks if rank in names))
+
+
+def _table(block: Block, names: Sequence[str]) -> tuple[list[int], Floats]:
+    """Return the ranks and their values (ranks, n); the first of the names that a rank has; NaN where it is absent."""
+    found: dict[int, Floats] = {}
+    absent: dict[int, Bools] = {}
+    for name in names:
+        for (signal, rank), column in block.ranks.items():
+            if signal == name and rank not in found:
+                found[rank], absent[rank] = column.values, ~column.present
+    ranks = sorted(found)
+    if not ranks:
+        return [], np.zeros((0, len(block)))
+    table = np.stack([found[rank] for rank in ranks])
+    missing = np.stack([absent[rank] for rank in ranks])
+    # A measured NaN is kept apart from an absent one: it becomes an infinity, which is as little finite.
+    table = np.where(np.isnan(table) & ~missing, np.inf, table)
+    return ranks, np.where(missing, np.nan, table)
+
+
+def _middle(table: Floats) -> Floats:
+    """Return the median over the ranks, infinities and absent values left out."""
+    finite = np.isfinite(table)
+    if finite.all():
+        found: Floats = np.median(table, axis=0)
+        return found
+    values = np.full(table.shape[1], np.nan)
+    some = finite.any(axis=0)
+    if some.any():
+        values[some] = np.nanmedian(np.where(finite, table, np.nan)[:, some], axis=0)
+    return values
+
+
+def _same(block: Block, losses: Floats) -> Bools:
+    """Say where all ranks' own losses are one number. What was reduced before it was logged is one number to the last bit."""
+    own = any(name == "rank_loss" for name, _ in block.ranks)
+    whole = np.isfinite(losses).all(axis=0)
+    found: Bools = np.zeros(losses.shape[1], dtype=np.bool_)
+    if whole.any():
+        part = losses[:, whole]
+        spread = part.max(axis=0) - part.min(axis=0)
+        found[whole] = (spread < SAME * np.abs(part).max(axis=0)) & (own | (spread > 0))
+    return found
+
+
+def _mark_losses(block: Block, ranks: Sequence[int], losses: Floats, marks: dict[int, list[Mark]]) -> None:
+    """Mark where the loss of some ranks alone, half of them at most, is not finite or far above the others'."""
+    with np.errstate(invalid="ignore"):
+        middle = _middle(losses)
+        apart = np.where(np.isinf(losses), np.inf, losses - middle)
+        spread = 1.4826 * _middle(np.abs(apart))
+        bad = np.isinf(losses)
+        known = ~np.isnan(losses)
+        high = (apart > RANK_SDS * np.maximum(spread, 1e-3 * np.abs(middle))) & (known.sum(axis=0) >= RANKS)
+    odd = (bad & ~np.isnan(middle)) | high
+    for row in np.flatnonzero(odd.any(axis=0)):
+        chosen = np.flatnonzero(odd[:, row]).tolist()
+        if 2 * len(chosen) > known[:, row].sum():
+            continue
+        kind: Kind = "nonfinite" if bad[chosen, row].any() else "loss"
+        found = [ranks[place] for place in chosen if kind == "loss" or bad[place, row]]
+        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), kind, found))
+
+
+def _compare(norms: Floats) -> tuple[Bools, Bools]:
+    """Say where all ranks hold the same gradient norm, and where they do not; at least two ranks measured it."""
+    finite = np.isfinite(norms)
+    enough = finite.sum(axis=0) > 1
+    agree: Bools = np.zeros(norms.shape[1], dtype=np.bool_)
+    differ = agree.copy()
+    if enough.any():
+        part = np.where(finite, norms, np.nan)[:, enough]
+        top, low = np.nanmax(part, axis=0), np.nanmin(part, axis=0)
+        agree[enough] = top - low <= AGREE * np.abs(top)
+        differ[enough] = top - low > DIFFER * np.abs(top)
+    return agree, differ
+
+
+def _mark_shared(
+    block: Block, ranks: Sequence[int], norms: Floats, differ: Bools, marks: dict[int, list[Mark]]
+) -> Bools:
+    """Mark where ranks differ: with those that differ alone, or with none where it cannot be said who is right.
+
+    Returns where the latter is so.
+    """
+    if not differ.any():
+        return differ
+    middle = _middle(norms)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(norms - middle)
+        most_agree = _middle(apart) <= AGREE * np.abs(middle)
+        odd = np.isfinite(norms) & (apart > DIFFER * np.abs(middle) / 2) & most_agree
+    for row in np.flatnonzero(differ):
+        found = [ranks[place] for place in np.flatnonzero(odd[:, row]).tolist()] if len(ranks) > RANKS_OF_BAD else []
+        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), "shared", found))
+    return differ & ~most_agree

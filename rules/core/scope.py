@@ -1,0 +1,75 @@
+"""Where an incident is: the ranks that stand out in it, and the hosts and domains of those that were first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .facts import Facts
+from .machines import Machines, first_failed, listed
+from .ranks import NEAR, REMEMBERED, Whose, named, whose
+from .state import Alive, Incident
+
+
+def attend(incident: Incident, alive: Alive) -> None:
+    """Take the marks of the incident's ranks from a little before its onset on: the oldest of them are kept."""
+    seen = alive.ranks.marks
+    if not seen:
+        return
+    begin = incident.onset - max(NEAR * alive.trace.stride(), incident.uncertainty)
+    kept = incident.marks
+    if not kept:
+        incident.marks = [mark for mark in seen if mark.step >= begin][:REMEMBERED]
+        return
+    older = [mark for mark in seen if begin <= mark.step < kept[0].step]
+    newer = [mark for mark in seen if mark.step > kept[-1].step] if seen[-1].step > kept[-1].step else []
+    if older or newer:
+        incident.marks = [*older, *kept, *newer][:REMEMBERED]
+
+
+def whose_of(incident: Incident, alive: Alive) -> Whose:
+    """Return whose it was first: by the records, or by the failures that the ranks reported where no record tells."""
+    machines = alive.machines
+    size = alive.line.world_size
+    near = max(NEAR * alive.trace.stride(), incident.uncertainty)
+    found = whose(incident.marks, incident.onset, near, alive.ranks, machines.hosts, machines.domains, size)
+    return found if found.ranks or not machines.failures else _failed(found, machines)
+
+
+def tell(incident: Incident, facts: Facts) -> None:
+    """Write the incident's scope: all ranks that stood out, and the hosts of those that did first."""
+    where = facts.whose
+    ranks = {rank for mark in incident.marks if mark.kind != "shared" for rank in mark.ranks}
+    if "mismatch" in facts.offered:
+        ranks.update(where.differ)
+    if where.kind == "failed":
+        ranks.update(where.ranks)
+    incident.ranks = sorted(ranks)
+    repeated = facts.repeated_hosts if incident.cause == "hardware" else ()
+    shared_only = where.kind == "shared" and "mismatch" not in facts.offered
+    incident.hosts = [] if shared_only else list(repeated or where.hosts)
+    incident.domains = [] if shared_only else list(where.domains)
+
+
+def _failed(found: Whose, machines: Machines) -> Whose:
+    ranks = first_failed(machines.failures)
+    first = machines.failures[ranks[0]]
+    hosts = named(ranks, machines.hosts)
+    where = f"Rank {first.rank}" + (f" on {hosts[0]}" if hosts else "")
+    what = f" ({first.says})" if first.says else ""
+    others = hosts[1:]
+    if others:
+        says = (
+            f"{where} reported a failure first by its own clock{what}; with clocks off by up to 300 ms, one of "
+            f"{listed(others)} may have been before it."
+        )
+    else:
+        says = f"{where} reported a failure first{what}, by more than clocks are off."
+    return replace(
+        found,
+        kind="failed",
+        ranks=tuple(ranks),
+        hosts=hosts,
+        domains=named(ranks, machines.domains),
+        ambiguous=bool(others),
+        says=says,
+    )
