@@ -100,19 +100,22 @@ class Replay:
         if pending is None:
             pending = self._pending[key] = (start, rank, [])
             ranks = len(self._pending)
-            waiting = sum(len(records) for _, _, records in self._pending.values())
-            self._room = (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks) - waiting
+            self._room = (MOST_RECORDS if ranks == 1 else MOST_RECORDS_OF_RANKS * ranks) - self._waiting
         pending[2].append(item)
         self._room -= 1
         if self._room <= 0:
             self._flush()
 
+    @property
+    def _waiting(self) -> int:
+        """Records that are not fed yet."""
+        return sum(len(records) for _, _, records in self._pending.values())
+
     def _pause(self, start: Start, time: float) -> None:
         """Feed the ticks of a pause before ``time``, if there was one."""
         gap = time - self._newest
         if gap == gap:  # both have a time
-            usual = statistics.median(self._gaps) if self._gaps else FIRST_PAUSE / 3
-            if gap > SHORTEST_PAUSE and gap > 3 * usual:
+            if gap > SHORTEST_PAUSE and gap > 3 * self._usual():
                 self._flush()
                 self._tick(self._newest, time, alive=start.start_id == self._start_id)
             elif gap > 0:
@@ -120,6 +123,9 @@ class Replay:
         if not time <= self._newest and not math.isnan(time):
             self._newest = time
         self._start_id = start.start_id
+
+    def _usual(self) -> float:
+        return statistics.median(self._gaps) if self._gaps else FIRST_PAUSE / 3
 
     def _tick(self, since: float, until: float, *, alive: bool) -> None:
         """Let time pass. If the same start goes on afterwards its exporter was there all the time, else it was not."""
