@@ -11,7 +11,7 @@ from typing import Any
 
 from trainwarden.record import Event
 
-from . import acting, aftermath, failing, machines
+from . import acting, aftermath, failing, machines, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
