@@ -18,6 +18,7 @@ from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, 
 from .judging import judge
 from .language import Evaluator
 from .lineage import describe, follows, take_over
+from .preflight import described
 from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
@@ -176,6 +177,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         describe(run, alive, event)
         if first:
             aftermath.started(turn, run, alive, event)
+            described(turn, alive, event)
             if alive.resumed_from is not None:
                 says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}."
                 turn.notice(alive.start, "resume", alive.resumed_from, says)

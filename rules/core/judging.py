@@ -29,6 +29,7 @@ from .incidents import (
 from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
+from .preflight import say_once
 from .ranks import Rows, advance, scan
 from .replaying import awaited
 from .replaying import look as look_again
@@ -132,6 +133,7 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
         if change.state == "firing":
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
             alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
+            say_once(turn, alive, change)
             fired(turn, run, alive, record, change)
         elif change.state in ("resolved", "unknown"):
             alive.firing.pop(change.rule, None)

@@ -241,6 +241,7 @@ class Alive(Struct):
     watches: dict[str, Watch] = field(default_factory=dict)
     scales: dict[str, Scale] = field(default_factory=dict)
     unit_doubted: bool = False
+    noticed: list[str] = field(default_factory=list)
     groups: GroupNorms = field(default_factory=GroupNorms)
     sources: dict[int, SourceSeen] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)

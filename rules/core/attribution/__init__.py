@@ -22,6 +22,7 @@ from . import (
     loss_scale,
     moments,
     nonfinite,
+    recurring,
     repeated_step,
     resume_nearby,
     rules_say,
@@ -41,6 +42,7 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     moments.find,
     resume_nearby.find,
     rules_say.find,
+    recurring.find,
     repeated_step.find,
 )
 
