@@ -52,6 +52,13 @@ class Operator:
         """Return the node's result for the block: a Series, a Vector or a View."""
         raise NotImplementedError
 
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return two finite numbers between which every row of the result lies, or None if that is not known cheaply.
+
+        They say that every row is known. ``inputs`` are the bounds of numbers and the results of windows. Only a lazy node is asked.
+        """
+        return None
+
     def dump(self) -> Any:
         """Return the state as plain values (texts, finite numbers, lists, dicts), or None if there is none."""
         return None

@@ -7,6 +7,7 @@ state, so nothing here changes a result, whatever is left out and when.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,11 @@ from trainwarden.rules.core.block import Block, Bools
 
 from .compile import Node, Program
 from .operator import Operator, Type
+from .operators.logic import Comparison
 from .series import Frame, Series
+
+#: Comparisons of what costs this much are tried by bounds first.
+DEAR = 15
 
 
 class Running:
@@ -35,7 +40,8 @@ class Running:
         self._stats: set[Any] = set()
         self._asleep: list[bool] | None = None  # unknown until the first block, and after a load
         self._eager: list[int] = []
-        self._sides: dict[int, tuple[int, int]] = {}
+        self._conjuncts: dict[int, list[int]] = {}
+        self._dear: set[int] = set()
 
     def begin(self, block: Block) -> Frame:
         """Take a block in: whatever remembers something is fed with it."""
@@ -69,22 +75,53 @@ class Running:
             frame = self._frame
             values: Any = self._unknown if node.type is Type.NUMBER else frame.nowhere
             found = Series(values, frame.nowhere, frame.nowhere)
-        elif number in self._sides:
-            found = self._conjunction(number, *self._sides[number])
+        elif number in self._conjuncts:
+            found = self._conjunction(number)
+        elif number in self._dear and self._never(number, node):
+            found = Series(self._frame.nowhere, self._frame.everywhere, self._fresh(number))
         else:
             found = self._operators[number].feed(self._frame, [self.result(of) for of in node.inputs])
         self._results[number] = found
         return found
 
-    def _conjunction(self, number: int, cheap: int, dear: int) -> Series:
-        """Return ``and`` of two nodes: where the cheap one is known to be false everywhere, all but the freshness is known."""
+    def _conjunction(self, number: int) -> Series:
+        """Return an ``and``: where one of its parts is known to be false everywhere, all but the freshness is known."""
         frame = self._frame
-        one: Series = self.result(cheap)
-        if one.known is frame.everywhere and not np.count_nonzero(one.values):
-            fresh = one.fresh if one.fresh is frame.everywhere else frame.either(one.fresh, self._fresh(dear))
-            return Series(frame.nowhere, frame.everywhere, fresh)
-        result: Series = self._operators[number].feed(frame, [one, self.result(dear)])
+        for part in self._conjuncts[number]:
+            one: Series = self.result(part)
+            if one.known is frame.everywhere and not np.count_nonzero(one.values):
+                return Series(frame.nowhere, frame.everywhere, self._fresh(number))
+        left, right = (self.result(of) for of in self._nodes[number].inputs)
+        result: Series = self._operators[number].feed(frame, [left, right])
         return result
+
+    def _never(self, number: int, node: Node) -> bool:
+        """Say whether the bounds of both sides of a comparison settle that it holds nowhere."""
+        operator = self._operators[number]
+        assert isinstance(operator, Comparison)
+        left, right = (self._bounds(of) for of in node.inputs)
+        return left is not None and right is not None and operator.never(left, right)
+
+    def _bounds(self, number: int) -> tuple[float, float] | None:
+        """Return two numbers between which a node lies at every row, all of them known; None if that is not known cheaply."""
+        assert self._asleep is not None
+        if self._asleep[number]:
+            return None
+        node, operator = self._nodes[number], self._operators[number]
+        if self._results[number] is None and operator.lazy:
+            given: list[Any] = []
+            for of in node.inputs:
+                window = self._nodes[of].type is Type.WINDOW
+                found = self.result(of) if window else self._bounds(of) if self._nodes[of].type is Type.NUMBER else None
+                if found is None:
+                    return None
+                given.append(found)
+            return operator.bounds(self._frame, given)
+        series: Series = self.result(number)
+        if series.known is not self._frame.everywhere:
+            return None
+        low, high = float(series.values.min()), float(series.values.max())
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
     def _fresh(self, number: int) -> Bools:
         """Return where a node is fresh, without computing what is lazy: it is so where one of its inputs is."""
@@ -101,7 +138,7 @@ class Running:
         return result
 
     def _plan(self, block: Block) -> None:
-        """Find what sleeps, now that these columns were seen; what remembers something; and the order of the sides of each ``and``."""
+        """Find what sleeps, now that these columns were seen; what remembers something; and in what order to look at the parts of each ``and``."""
         self._columns |= block.columns.keys()
         self._ranks |= block.ranks.keys()
         self._stats |= block.stats.keys()
@@ -109,7 +146,7 @@ class Running:
         awake = {place for place in self._leaves if operators[place].awake(block)}
         asleep: list[bool] = []
         costs: list[int] = []
-        self._eager, self._sides = [], {}
+        self._eager, self._conjuncts, self._dear = [], {}, set()
         for place, (node, operator) in enumerate(zip(self._nodes, operators, strict=True)):
             asleep.append(place not in awake if _is_leaf(node) else _sleeps(node, operator, self._nodes, asleep))
             if asleep[place] or not operator.lazy:
@@ -119,8 +156,10 @@ class Running:
             if not asleep[place] and not operator.lazy and not node.clock:
                 self._eager.append(place)
             if node.name == "and":
-                one, other = node.inputs
-                self._sides[place] = (one, other) if costs[one] <= costs[other] else (other, one)
+                parts = [part for of in node.inputs for part in self._conjuncts.get(of, [of])]
+                self._conjuncts[place] = sorted(parts, key=costs.__getitem__)
+            elif isinstance(operator, Comparison) and costs[place] >= DEAR:
+                self._dear.add(place)
         self._asleep = asleep
 
 

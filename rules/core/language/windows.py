@@ -21,6 +21,8 @@ FULL = 5
 LONGEST = 100_000
 #: From so many neighbouring windows it is quicker to reckon them at once.
 MANY = 4
+# What rounding may put beyond the values between which something is interpolated.
+_HAIR = 1e-12
 #: Numbers of a matrix of windows: 256 KiB.
 MATRIX = 32_768
 
@@ -81,6 +83,14 @@ class View:
             low = self.first + self.rows - 1
             return low, low + self.size
         return int(self.low[-1]), int(self.high[-1])
+
+    def bounds(self) -> tuple[float, float] | None:
+        """Return the smallest and the largest value in all windows together, if all are full; a hair apart for what is interpolated."""
+        if self.first is None or not self.size:
+            return None
+        values = self.values[self.first : self.first + self.rows - 1 + self.size]
+        low, high = float(values.min()), float(values.max())
+        return low - _HAIR * abs(low), high + _HAIR * abs(high)
 
     @property
     def steps(self) -> Ints:

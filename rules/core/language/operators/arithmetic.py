@@ -48,6 +48,10 @@ class Constant(Operator):
             self._last = np.full(frame.rows, self._value)
         return Series(self._last, frame.everywhere, frame.nowhere)
 
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the number."""
+        return (self._value, self._value) if math.isfinite(self._value) else None
+
 
 class Arithmetic(Operator):
     """One of the six operators on two series."""
@@ -80,6 +84,22 @@ class Arithmetic(Operator):
             values = np.where(known, values, np.nan)
         return Series(values, known, frame.either(left.fresh, right.fresh))
 
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the least and the largest result of the ends: each of the four is monotonic in both sides."""
+        (a, b), (c, d) = inputs
+        match self._operator:
+            case "+":
+                ends = [a + c, b + d]
+            case "-":
+                ends = [a - d, b - c]
+            case "*":
+                ends = [a * c, a * d, b * c, b * d]
+            case "/" if c > 0 or d < 0:
+                ends = [a / c, a / d, b / c, b / d]
+            case _:
+                return None
+        return (min(ends), max(ends)) if all(map(math.isfinite, ends)) else None
+
 
 class Negation(Operator):
     """Unary minus."""
@@ -92,3 +112,8 @@ class Negation(Operator):
         """Return the negated values."""
         source: Series = inputs[0]
         return Series(-source.values, source.known, source.fresh)
+
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the ends the other way round."""
+        ((low, high),) = inputs
+        return -high, -low

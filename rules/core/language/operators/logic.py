@@ -45,6 +45,23 @@ class Comparison(Operator):
                 true = (a < b) | (a > b)
         return Series(true, frame.both(left.known, right.known), frame.either(left.fresh, right.fresh))
 
+    def never(self, left: tuple[float, float], right: tuple[float, float]) -> bool:
+        """Say whether no two numbers between these bounds compare like this."""
+        (a, b), (c, d) = left, right
+        match self._operator:
+            case "<":
+                return a >= d
+            case "<=":
+                return a > d
+            case ">":
+                return b <= c
+            case ">=":
+                return b < c
+            case "==":
+                return b < c or a > d
+            case _:
+                return False
+
 
 class And(Operator):
     """Kleene's conjunction."""

@@ -92,6 +92,10 @@ class Ordered(Operator):
         self._at = frame.steps[-1]
         return found
 
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the smallest and the largest value of all windows, for what lies between values of the window."""
+        return inputs[0].bounds() if self._place is not None else None
+
     def _slide(self, view: View, low: int, high: int) -> None:
         if low == self._low and high == self._high:
             return
@@ -142,6 +146,11 @@ class Extreme(Operator):
             return self._of(ends[:count], beginnings[size - 1 : size - 1 + count])  # type: ignore[no-any-return]
 
         return over_windows(frame, view, 1, lambda low, high: float(self._of.reduce(view.values[low:high])), slide)
+
+    def bounds(self, frame: Frame, inputs: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the smallest and the largest value of all windows."""
+        found: tuple[float, float] | None = inputs[0].bounds()
+        return found
 
 
 def _medians(ordered: Floats) -> Floats:
