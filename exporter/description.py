@@ -16,6 +16,9 @@ from torch import nn
 from .identity import Identity
 from .watched import Watched
 
+#: What the names of torch's optimizers with two moments end in.
+ADAMS = ("adam", "adamw", "adamax", "nadam", "radam")
+
 
 def describe(
     identity: Identity, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], watched: Watched, scaler: Any
@@ -51,11 +54,33 @@ def describe(
         "betas": None if betas is None else [float(beta) for beta in betas],
         "beta2": None if betas is None else float(betas[1]),
         "precision": types.most_common(1)[0][0] if types else None,
+        "optimizer_state_dtype": moments_dtype(optimizers),
         "loss_scaling": bool(scaler is not None and scaler.is_enabled()),
         "torch": str(torch.__version__),
         "python": ".".join(map(str, sys.version_info[:3])),
         "commit": commit(),
     }
+
+
+def moments_dtype(optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
+    """Return the precision of torch's Adam moments, or None where these optimizers have none.
+
+    Before the first step they do not exist yet; they will be made in that of their parameters. The coarsest of several counts.
+    """
+    found: set[torch.dtype] = set()
+    for optimizer in optimizers:
+        if not (
+            type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__.lower().endswith(ADAMS)
+        ):
+            continue
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                moment = optimizer.state.get(parameter, {}).get("exp_avg", parameter)
+                if isinstance(moment, torch.Tensor) and moment.dtype.is_floating_point:
+                    found.add(moment.dtype)
+    if not found:
+        return None
+    return str(max(found, key=lambda dtype: torch.finfo(dtype).eps)).removeprefix("torch.")
 
 
 def commit(start: Path | None = None) -> str | None:

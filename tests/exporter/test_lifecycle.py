@@ -106,6 +106,7 @@ def test_the_start_event_is_the_first_line_and_says_what_runs(tmp_path: Path) ->
     assert fields["model"] == "Block"
     assert fields["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert fields["precision"] == "float32"
+    assert fields["optimizer_state_dtype"] == "float32"
     assert fields["replayable"] is True
     assert fields["loader_kind"] == "map"
     assert fields["can_skip"] == ["exclude", "shift", "substitute"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.exporter.runs import make, watch
-from trainwarden.exporter.description import commit
+from trainwarden.exporter.description import commit, moments_dtype
 from trainwarden.exporter.groups import group_of
 from trainwarden.exporter.watched import Watched
 
@@ -99,3 +99,28 @@ def test_the_commit_is_read_from_gits_own_files_loose_packed_detached_or_in_a_wo
     assert commit(tmp_path) == head
     git("checkout", "-q", "--detach")
     assert commit(tmp_path) == head
+
+
+def test_the_precision_of_the_moments_is_told_before_and_after_the_first_step() -> None:
+    coarse = nn.Linear(2, 2).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(coarse.parameters())
+    assert moments_dtype([optimizer]) == "bfloat16"
+    coarse(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    assert moments_dtype([optimizer]) == "bfloat16"
+    assert moments_dtype([torch.optim.Adam(nn.Linear(2, 2).parameters())]) == "float32"
+
+
+def test_a_moment_kept_in_full_precision_counts_and_not_its_parameter() -> None:
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.Adam([parameter])
+    optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    assert moments_dtype([optimizer]) == "float32"
+
+
+def test_an_optimizer_without_moments_or_of_another_kind_has_no_precision_of_them() -> None:
+    class Mine(torch.optim.Adam):
+        """Of another module: how it keeps its state is its own affair."""
+
+    assert moments_dtype([torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)]) is None
+    assert moments_dtype([Mine(nn.Linear(2, 2).parameters())]) is None
