@@ -36,6 +36,7 @@ def past(run: Run, alive: Alive, step: int) -> Past:
         rolled_back=alive.plan_id is not None,
         steps_run=step - first + 1,
         ramp_steps=alive.ramp_steps,
+        mismatch=alive.mismatch,
     )
 
 

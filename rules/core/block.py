@@ -26,6 +26,8 @@ Ints: TypeAlias = NDArray[np.int64]
 #: ``("grad_norm", "embedding")`` or ``("moment_rms", "exp_avg_sq", "all")``; ``("loss",)`` for one without labels.
 Key: TypeAlias = tuple[str, ...]
 
+_POSITION: Key = ("sample_position",)
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -40,7 +42,8 @@ class Block:
     """``n`` consecutive merged records of one start.
 
     ``ranks`` holds per-rank columns: ``(name, rank)``. ``stats`` holds what the records say of all ranks together:
-    ``(name, "min")``, ``(name, "max")`` and ``(name, "argmax")``.
+    ``(name, "min")``, ``(name, "max")`` and ``(name, "argmax")``. ``parent`` is what a resumed start is compared with, for
+    as long as it is.
     """
 
     step: Ints  # (n,)
@@ -49,6 +52,7 @@ class Block:
     columns: dict[Key, Column]
     ranks: dict[tuple[str, int], Column]
     stats: dict[tuple[str, str], Column] = field(default_factory=dict)
+    parent: Parent | None = None
 
     def __len__(self) -> int:
         return len(self.step)
@@ -63,7 +67,16 @@ class Block:
             {key: Column(column.values[part], column.present[part]) for key, column in self.columns.items()},
             {key: Column(column.values[part], column.present[part]) for key, column in self.ranks.items()},
             {key: Column(column.values[part], column.present[part]) for key, column in self.stats.items()},
+            self.parent,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parent:
+    """The line that a start resumed from: its records up to step ``resumed_from``, and behind it those that were abandoned."""
+
+    block: Block
+    resumed_from: int
 
 
 def flatten(name: str, value: Value) -> Iterator[tuple[Key, float]]:
@@ -86,6 +99,7 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
         known = BY_NAME.get(key[0])
         missing = (1 + len(known.labels) - len(key)) if known else 0
         _add(columns, key + ("all",) * max(missing, 0), column)
+    _place(columns, steps)
     ranks: dict[tuple[str, int], Column] = {}
     if by_rank is not None:
         for rank in dict.fromkeys(chain.from_iterable(by_rank)):
@@ -102,6 +116,17 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
         ranks,
         _stats(steps) if any(step.ranks for step in steps) else {},
     )
+
+
+def _place(columns: dict[Key, Column], steps: Sequence[Step]) -> None:
+    """Complete ``sample_position`` by the ends of the ranges that the steps consumed, where a record does not tell it."""
+    told = columns.get(_POSITION)
+    if (told is not None and told.present.all()) or not any(step.samples for step in steps):
+        return
+    column = _column([max([end for _, end in step.samples]) if step.samples else None for step in steps])
+    if told is not None:
+        column = Column(np.where(told.present, told.values, column.values), told.present | column.present)
+    columns[_POSITION] = column
 
 
 def _columns(rows: Sequence[Mapping[str, Value]]) -> Iterator[tuple[Key, Column]]:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .ranks import Whose
+from .resumed import UNPLANNED, Planned
 from .trace import FINGERPRINT, Trace
 from .trend import Trend, fit
 
@@ -33,6 +34,8 @@ GRAD_SDS, GRAD_FACTOR = 6.0, 1.5
 #: The batch's fingerprint is off beyond both of these: the longest repeat, and the shares.
 REPEAT_SDS, REPEAT_FACTOR = 8.0, 3.0
 SHARE_SDS, SHARE_FACTOR = 8.0, 1.25
+#: Steps after a resume within which an onset may be the resume's fault; a record may cover several.
+RESUME_STEPS = 200
 #: Kinds of causes that findings may speak for.
 CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "distributed", "model")
 
@@ -48,7 +51,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Earlier(Struct, frozen=True):
-    """An incident of an earlier attempt: where it began, how many steps after its start, what was thought."""
+    """An incident of an earlier attempt: where it began, how many steps after its start, what was thought.
+
+    ``ranks``, ``hosts`` and ``domains`` stood out first, where some did alone; ``samples`` are those of its onset.
+    """
 
     id: str
     attempt: int
@@ -88,6 +94,8 @@ class Facts:
     offered: tuple[str, ...]  #: verdicts that the rules offer, in the order of their firing
     blamed: tuple[tuple[str, str, int, float | None], ...] = ()  #: rules that name a cause: name, cause, since, value
     inherited: Trace | None = None  #: the parent's records up to the resume
+    planned: Planned = UNPLANNED  #: what this start does on purpose differently
+    below: bool = False  #: since a wrong resume the loss was better than the parent's line leads to
     whose: Whose = field(default_factory=Whose)  #: ranks and hosts that stood out first
     versions: Mapping[str, str] = field(default_factory=dict)  #: precision and versions of this start
     samples: tuple[tuple[int, int], ...] = ()  #: what the onset's step consumed
@@ -108,6 +116,28 @@ class Facts:
     def records(self) -> int:
         """Records since the onset."""
         return len(self.steps)
+
+    def at_resume(self, name: str) -> float | None:
+        """Return the last value of a signal in the parent's records, None where it is unknown or changed on purpose.
+
+        Asked of an onset that is near the resume; farther away the resume explains nothing.
+        """
+        if self.inherited is None or self.resumed_from is None or self.planned.leaves_out(name):
+            return None
+        if self.onset - self.resumed_from > RESUME_STEPS * self.trace.stride():
+            return None
+        values = self.inherited.column(name)
+        finite = values[np.isfinite(values)]
+        if not len(finite):
+            return None
+        return float(finite[-1]) * (self.planned.lr_factor if name == "lr" else 1.0)
+
+    def after_resume(self, name: str, records: int = 20) -> tuple[Ints, Floats]:
+        """Return steps and values of the first finite measurements since the resume."""
+        first = 0 if self.resumed_from is None else self.trace.row(self.resumed_from + 1)
+        values = self.trace.column(name)[first:]
+        known = np.flatnonzero(np.isfinite(values))[:records]
+        return self.trace.steps[first:][known], values[known]
 
     def before(self, name: str, records: int = 200) -> Floats:
         """Return the finite values of a signal in the last records before the onset."""

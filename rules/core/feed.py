@@ -15,10 +15,11 @@ from . import acting, aftermath, failing, machines, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
-from .judging import judge
+from .judging import judge, say_restored
 from .language import Evaluator
-from .lineage import describe, follows, take_over
+from .lineage import announced, describe, follows, resumed_within, take_over
 from .preflight import described
+from .resumed import ANNOUNCING
 from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
@@ -110,6 +111,7 @@ def _alive(turn: Turn, start: Start) -> tuple[Run, Alive] | None:
         return None
     if run.alive is not None:
         judge(turn, run, run.alive, flush(run.alive.line))
+        say_restored(turn, run.alive, over=True)
     return run, take_over(run, start, turn.settings, turn.state.fresh_rules())
 
 
@@ -181,10 +183,17 @@ def _happened(turn: Turn, value: Happened) -> None:
             if alive.resumed_from is not None:
                 says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}."
                 turn.notice(alive.start, "resume", alive.resumed_from, says)
+    elif event.kind in ANNOUNCING:
+        announced(alive, event.kind)
+    elif event.kind == "resume":
+        judge(turn, run, alive, flush(alive.line))
+        if resumed_within(alive, event):
+            turn.notice(alive.start, "resume", event.step, f"The start goes on from a checkpoint of step {event.step}.")
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
     elif event.kind == "exit" and value.rank == min(alive.line.cursors):
         judge(turn, run, alive, flush(alive.line))
+        say_restored(turn, alive, over=True)
         standstill.exited(turn, run, alive, event)
         aftermath.ended(turn, run, alive, event, event.time, event.step)
     if machines.failed(alive.machines, value.rank, event):

@@ -8,15 +8,18 @@ from __future__ import annotations
 from trainwarden.record import Step
 
 from .attribution import Cause, attribute
+from .baseline import Baseline
 from .delivery import pin, rank
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
 from .healing import high_now, level
 from .onset import onset, uncertainty
+from .resumed import line_of
 from .scope import tell, whose_of
 from .seeing import Change
 from .state import Alive, Incident, IncidentState, RuleSeen, Run
 from .suspects import suspects
 from .targets import choose
+from .trend import Trend
 from .turn import Turn, digest
 from .verdict import held_back, lasting, shape
 
@@ -121,9 +124,9 @@ def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
 
 
 def _opening(alive: Alive, change: Change) -> str:
-    """Return the severity to open with: nobody is told of what a change of unit would explain, before that is decided."""
+    """Return the severity to open with: nobody is told of what a change of unit, or a resume, would explain before it is decided."""
     offered = change.labels.get("verdict", "")
-    if held_back(alive.unit_doubted, offered):
+    if held_back(alive.unit_doubted, offered) or held_back(alive.below, offered):
         return "info"
     return believed(change.labels.get("severity", "warning"), offered, None)
 
@@ -149,13 +152,24 @@ def predecessor(run: Run, attempt: int) -> str | None:
 def place(incident: Incident, alive: Alive) -> None:
     """Find the onset and what was usual before it, from all rules that joined so far."""
     since = min(seen.since for seen in incident.rules.values())
-    trend, usual = before_onset(alive.trace, alive.inherited, since)
+    trend, usual = _usual(alive, since)
     incident.onset = onset(alive.trace, since, trend, usual)
     if incident.onset < since:  # what led up to it is no baseline
-        trend, usual = before_onset(alive.trace, alive.inherited, incident.onset)
+        trend, usual = _usual(alive, incident.onset)
     incident.trend, incident.usual = trend, usual
     incident.uncertainty = uncertainty(alive.trace, incident.onset, trend, usual)
     incident.since_start = None if alive.first_step is None else incident.onset - alive.first_step
+
+
+def _usual(alive: Alive, step: int) -> tuple[Trend | None, dict[str, Baseline]]:
+    """Return trend and baselines before ``step``.
+
+    What was too good since a wrong resume is no trend: where the attempt before led is (case A09).
+    """
+    trend, usual = before_onset(alive.trace, alive.inherited, step)
+    if alive.below and alive.inherited is not None and alive.resumed_from is not None:
+        trend = line_of(alive.inherited, alive.resumed_from)
+    return trend, usual
 
 
 def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
@@ -187,6 +201,8 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         blamed=tuple((name, seen.cause, seen.since, seen.value) for name, seen in incident.rules.items() if seen.cause),
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
         inherited=alive.inherited,
+        planned=alive.planned,
+        below=alive.below,
         whose=whose_of(incident, alive),
         versions=alive.machines.versions,
         traces=run.traces,
@@ -270,12 +286,22 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
     turn.note(incident, time, facts.now, f"{why[0].upper()}{why[1:]}: confirmed.", "confirmed")
 
 
+def _fired_for(incident: Incident) -> int:
+    """Return the steps since the first alert held, 0 where none fires any more. The onset may lie long before."""
+    if not any(seen.firing for seen in incident.rules.values()):
+        return 0
+    return incident.last_active_step - min(seen.since for seen in incident.rules.values())
+
+
 def believed(severity: str, offered: str, facts: Facts | None) -> str:
     """Return the severity that counts of a rule which offers this verdict.
 
     A critical rule that speaks of the loss's level is a claim, and judgement looks for itself: until the level is seen to be high it
-    counts as a warning. A mean over a window stays high long after a spike is over (case A01).
+    counts as a warning. A mean over a window stays high long after a spike is over (case A01). A loss that comes back to where the
+    attempt before led, behind a resume since which it was too good, is not worth a word (case A09).
     """
+    if facts is not None and held_back(facts.below, offered) and not high_now(facts, LEVEL_RECORDS):
+        return "info"
     if severity != "critical" or offered not in LEVEL_CLAIMS:
         return severity
     return "critical" if facts is not None and high_now(facts, LEVEL_RECORDS) else "warning"

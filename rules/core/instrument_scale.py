@@ -17,6 +17,8 @@ from .block import Floats
 ENOUGH, COMPARED = 200, 20
 #: Records before a restart that tell the old level, and how exact a factor must be met.
 BEFORE, EXACT = 50, 0.01
+#: How exact it must be met by the first few values, which are not yet believed.
+ABOUT = 0.03
 #: Relative noise before and behind may differ by this factor.
 AS_NOISY = 3.0
 #: What accumulation steps and ranks multiply by, and their roots. Few: with many, any ratio would be near one.
@@ -27,6 +29,14 @@ def coarse(losses: Floats) -> float:
     """Return the step of a rounded loss, or 0 where it is finer than its own noise."""
     finite = losses[np.isfinite(losses)]
     return quantum(finite) if len(finite) >= ENOUGH // 2 else 0.0
+
+
+def scaled(now: float, before: float) -> bool:
+    """Say whether one level is about an exact multiple of the other, as a change of unit makes it."""
+    if not 0 < before < math.inf or not 0 < now < math.inf:
+        return False
+    size = max(now / before, before / now)
+    return min(abs(factor / size - 1) for factor in FACTORS) <= ABOUT
 
 
 def rescaled(older: Floats, newer: Floats) -> float | None:

@@ -29,6 +29,7 @@ from .incidents import (
 from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
+from .lineage import announced, doubt, restored, with_parent
 from .preflight import say_once
 from .ranks import Rows, advance, scan
 from .replaying import awaited
@@ -47,12 +48,19 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     """Evaluate released records in order. How they are cut into calls makes no difference."""
     if not released:
         return
+    until = COMPARED - len(alive.trace)
+    if alive.inherited is not None and 0 < until < len(released):
+        # What follows is judged in the unit that is then known.
+        judge(turn, run, alive, released[:until])
+        judge(turn, run, alive, released[until:])
+        return
     several = alive.line.world_size > 1
     records = [one.record for one in released]
     block = from_steps(records, [one.by_rank for one in released] if several else None)
     shown, faults = screen(alive.watches, block, turn.settings.dead_records)
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
+    shown = with_parent(alive, shown)
     seen = len(alive.trace)
     first, size = 0, len(released)
     while first < size:
@@ -65,6 +73,14 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
             relearn(turn, run, alive, units.name, units.ruling, records[end - 1])
         first = end
     _look_at_scale(turn, alive, seen)
+    say_restored(turn, alive)
+
+
+def say_restored(turn: Turn, alive: Alive, over: bool = False) -> None:
+    """Say once how the steps that a resume made again compare with the first time; ``over``: no more will come."""
+    found = restored(alive, over)
+    if found is not None:
+        turn.notice(alive.start, "steps_repeated", found[0], found[1], "loss")
 
 
 def _judge(
@@ -134,6 +150,7 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
             alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
             say_once(turn, alive, change)
+            doubt(alive, record.step, severity, offered)
             fired(turn, run, alive, record, change)
         elif change.state in ("resolved", "unknown"):
             alive.firing.pop(change.rule, None)
@@ -246,3 +263,4 @@ def _look_at_scale(turn: Turn, alive: Alive, seen: int) -> None:
         if factor is not None:
             says = f"{name} is {factor:.4g} times what it was before the restart, and as noisy: it is logged in another unit."
             turn.notice(alive.start, "logging_scale_change", int(trace.steps[0]), says, name)
+            announced(alive, f"unit of {name}")

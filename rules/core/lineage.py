@@ -7,6 +7,7 @@ resumed from.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,16 +15,22 @@ import msgspec
 from trainwarden.plan import Applied, Plan, PlanError, check_plan
 from trainwarden.record import Event
 
+from .block import Block
 from .inputs import Start
+from .resumed import Planned, departed, last_compared, parent_of, restore_check
 from .settings import Settings
 from .state import Alive, Executed, Rules, Run
 from .stream import Line, widen
-from .trace import Trace
+from .trace import Trace, joined
 
 #: Start ids of a run that are remembered as over.
 REMEMBERED = 64
 #: Rows of the parent's line that a resumed start inherits.
 INHERITED = 1000
+#: Steps behind a resume within which a value that disagrees is the resume's fault; a record may cover several.
+NEAR_RESUME = 200
+#: Records that were made twice of which the differences are told.
+MADE_TWICE = 200
 #: Steps and counts that a start event tells are below this; a float is exact up to here.
 LARGEST = 2**53
 #: Ways to leave data out that a plan can ask for.
@@ -45,7 +52,7 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
     if before is not None:
         run.past_starts.append(before.start.start_id)
         del run.past_starts[:-REMEMBERED]
-        run.traces[before.start.attempt] = before.trace
+        run.traces[before.start.attempt] = _line_of(before)
     run.alive = Alive(start=start, line=Line(), trace=Trace(limit=settings.history_steps), rules=rules)
     return run.alive
 
@@ -71,7 +78,87 @@ def describe(run: Run, alive: Alive, event: Event) -> None:
         parent = run.traces.get(alive.resumed_attempt if alive.resumed_attempt is not None else -1)
         if parent is None and run.traces:
             parent = run.traces[max(run.traces)]
-        alive.inherited = None if parent is None else until(parent, alive.resumed_from)
+        if parent is not None:
+            _inherit(alive, parent, alive.resumed_from)
+    report = applied_plan(event)
+    if report is not None:
+        parts = {
+            "reset": report.reset_optimizer,
+            "ramp": report.rewarmup_steps > 0,
+            "factor": report.lr_factor != 1.0,
+            "skip": bool(report.skip_samples or report.exclude),
+        }
+        alive.planned = Planned(report.lr_factor, tuple(word for word, is_so in parts.items() if is_so))
+
+
+def resumed_within(alive: Alive, event: Event) -> bool:
+    """Take a ``resume`` event behind the first record: the start goes on from a checkpoint, by its own records before it."""
+    step = event.step
+    if step is None or not len(alive.trace) or alive.resumed_from is not None:
+        return False
+    alive.resumed_from, alive.resumed_attempt = step, alive.start.attempt
+    _inherit(alive, alive.trace, step)
+    return True
+
+
+def announced(alive: Alive, kind: str) -> None:
+    """Take an event that makes a change of this start planned: what it changes is no longer compared with the parent."""
+    if alive.compared and alive.resumed_from is not None and kind not in alive.planned.changed:
+        alive.planned = Planned(alive.planned.lr_factor, (*alive.planned.changed, kind))
+        alive.rules.parent = None
+
+
+def with_parent(alive: Alive, block: Block) -> Block:
+    """Return the block with the line that its start is compared with, for as long as anything can be asked of it."""
+    source, inherited, rules = alive.resumed_from, alive.inherited, alive.rules
+    if source is None or inherited is None or not alive.compared or not len(block):
+        return block
+    if int(block.step[0]) > last_compared(inherited, alive.beyond, source):
+        alive.compared, alive.beyond, rules.parent = False, None, None
+        return block
+    if rules.parent is None:
+        rules.parent = parent_of(inherited, alive.beyond, source, alive.planned)
+    return replace(block, parent=rules.parent)
+
+
+def doubt(alive: Alive, step: int, severity: str, verdict: str) -> None:
+    """Remember that a rule found this start to go on otherwise than its parent left off: it resumed wrongly."""
+    near = alive.resumed_from is not None and step - alive.resumed_from <= NEAR_RESUME * alive.trace.stride()
+    if not near or verdict != "mismatch":
+        return
+    if alive.mismatch != "critical":
+        alive.mismatch = severity
+    if alive.inherited is not None and alive.resumed_from is not None:
+        found = departed(alive.inherited, alive.trace, alive.resumed_from)
+        alive.below = alive.below or (found is not None and found.off and found.shift.excess < 0)
+
+
+def restored(alive: Alive, over: bool = False) -> tuple[int, str] | None:
+    """Return once what a comparison of the steps that were made twice says; ``over``: no more of them will come."""
+    beyond, trace = alive.beyond, alive.trace
+    if beyond is None or alive.repeated or alive.plan_id is not None or not len(beyond) or not len(trace):
+        return None
+    end = int(beyond.steps[min(len(beyond), MADE_TWICE) - 1])
+    if int(trace.steps[-1]) < end and not over:
+        return None
+    alive.repeated = True
+    return restore_check(trace, until(beyond, end))
+
+
+def _inherit(alive: Alive, parent: Trace, step: int) -> None:
+    alive.inherited = until(parent, step)
+    behind = len(parent) - parent.row(step + 1)
+    last = int(parent.steps[min(len(parent), parent.row(step + 1) + INHERITED) - 1]) if behind else step
+    alive.beyond = until(parent, last, min(behind, INHERITED)) if behind else None
+    alive.compared, alive.repeated, alive.rules.parent = True, False, None
+
+
+def _line_of(alive: Alive) -> Trace:
+    """Return a start's trace, preceded by what it inherited where it is short: its line is also its parent's."""
+    own, older = alive.trace, alive.inherited
+    if older is None or not len(own) or len(own) >= INHERITED:
+        return own
+    return joined(until(older, int(own.steps[0]) - 1, INHERITED - len(own)), own)
 
 
 def until(trace: Trace, step: int, rows: int = INHERITED) -> Trace:

@@ -18,6 +18,7 @@ from trainwarden.plan import Plan
 from trainwarden.record import Ranges
 
 from .baseline import Baseline
+from .block import Parent
 from .facts import Finding
 from .groups import GroupNorms
 from .inputs import SourceSeen, Start
@@ -26,6 +27,7 @@ from .instrument_rescale import Scale
 from .machines import Machines
 from .progress import Progress
 from .ranks import Mark, RankWatch
+from .resumed import Planned
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .stream import Held, Line
@@ -208,17 +210,24 @@ class Incident(Struct):
 
 
 class Rules:
-    """The rules' evaluator of one start, which stores itself in a form of its own."""
+    """The rules' evaluator of one start, which stores itself in a form of its own.
 
-    __slots__ = ("engine",)
+    ``parent`` is the line that it compares with, as a block; it is made anew of what is stored.
+    """
+
+    __slots__ = ("engine", "parent")
 
     def __init__(self, engine: AlertEngine) -> None:
         self.engine = engine
+        self.parent: Parent | None = None
 
 
 class Alive(Struct):
     """One start as it is evaluated: its order, its rules, its memory.
 
+    ``inherited`` and ``beyond`` are the parent's records up to the resume and behind it. ``compared``: they may still be asked for.
+    ``repeated``: what was made twice has been compared. ``mismatch`` is the severity of a rule that found the resume wrong,
+    ``below`` says that the loss was better from there on than the parent's line leads to.
     ``rules`` is a :class:`Rules`; Any, because its stored form is known to the engine alone.
     """
 
@@ -229,6 +238,12 @@ class Alive(Struct):
     inherited: Trace | None = None
     resumed_from: int | None = None
     resumed_attempt: int | None = None
+    beyond: Trace | None = None
+    compared: bool = True
+    repeated: bool = False
+    planned: Planned = Planned()
+    mismatch: str = ""
+    below: bool = False
     described: bool = False
     can_skip: list[str] = field(default_factory=list)
     dataset: str | None = None

@@ -34,6 +34,7 @@ TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nonfinite_grad", ("nonfinite", "grad")),
     ("nonfinite_param", ("nonfinite", "param")),
     ("epoch", ("epoch",)),
+    ("sample_position", ("sample_position",)),
     ("batch_longest_repeat_tokens", ("batch_longest_repeat_tokens",)),
     ("batch_unique_token_ratio", ("batch_unique_token_ratio",)),
     ("batch_supervised_tokens", ("batch_supervised_tokens",)),
@@ -86,6 +87,8 @@ class Trace(Struct):
         self.stride_column[row] = record.stride
         for name, labels in TRACKED:
             value = record.value(*labels)
+            if value is None and name == "sample_position" and record.samples:
+                value = float(max(end for _, end in record.samples))
             if value is None:
                 if name in self.values:
                     self.present[name][row] = False
@@ -286,3 +289,27 @@ class Trace(Struct):
         """Return the usual number of steps between two measurements of a signal, at least 1."""
         steps = self.steps[self.measured(name)][-50:]
         return max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1
+
+
+def joined(older: Trace, newer: Trace) -> Trace:
+    """Return the rows of both, ``newer`` behind ``older``; steps ascend over the border."""
+    if not len(older):
+        return newer
+    names = dict.fromkeys([*older.values, *newer.values])
+    shift = len(older.spans)
+    shards = newer.shard_of[: newer.n]
+    return Trace(
+        limit=newer.limit,
+        n=older.n + newer.n,
+        step_column=np.concatenate([older.steps, newer.steps]),
+        time_column=np.concatenate([older.times(), newer.times()]),
+        stride_column=np.concatenate([older.stride_column[: older.n], newer.stride_column[: newer.n]]),
+        values={name: np.concatenate([older.column(name), newer.column(name)]) for name in names},
+        present={name: np.concatenate([older.measured(name), newer.measured(name)]) for name in names},
+        sample_first=np.concatenate([older.sample_first[: older.n], newer.sample_first[: newer.n]]),
+        sample_end=np.concatenate([older.sample_end[: older.n], newer.sample_end[: newer.n]]),
+        more_samples=older.more_samples | newer.more_samples,
+        shard_of=np.concatenate([older.shard_of[: older.n], np.where(shards >= 0, shards + shift, shards)]),
+        more_shards=older.more_shards | {at: [place + shift for place in own] for at, own in newer.more_shards.items()},
+        spans=[*older.spans, *newer.spans],
+    )

@@ -5,7 +5,7 @@ Every input is generated here; only figures that people published are carried ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -67,22 +67,37 @@ def steady(loss: float, sd: float, **others: tuple[float, float]) -> Make:
     return make
 
 
-def judge(*attempts: Sequence[tuple[int, Row]], stride: int = 1, samples: int = 0) -> Verdicts:
-    """Play attempts, each resumed from the record before its first step, and return what came out."""
-    replay = Replay(Settings(), pack())
+def judge(
+    *attempts: Sequence[tuple[int, Row]],
+    stride: int = 1,
+    samples: int = 0,
+    said: Mapping[int, dict[str, Any]] | None = None,
+    events: Mapping[int, Sequence[Event]] | None = None,
+) -> Verdicts:
+    """Play attempts, each resumed from the record before its first step, and return what came out.
+
+    ``said`` adds to the start event of an attempt, ``events`` are those behind it.
+    """
     lines: list[tuple[Start, int, Step | Event]] = []
     clock = 0.0
     for number, attempt in enumerate(attempts):
         start = Start("uid", "case", number, f"start-{number}")
         first = attempt[0][0]
         resumed = None if number == 0 else {"attempt": number - 1, "step": first - stride, "path": "ckpt"}
-        said = {"world_size": 1, "attempt": number, "start_id": start.start_id, "resumed_from": resumed}
-        lines.append((start, 0, Event(kind="start", time=clock, seq=1, step=first - stride, fields=said)))
+        fields = {"world_size": 1, "attempt": number, "start_id": start.start_id, "resumed_from": resumed}
+        fields |= (said or {}).get(number, {})
+        lines.append((start, 0, Event(kind="start", time=clock, seq=1, step=first - stride, fields=fields)))
+        lines += [(start, 0, msgspec.structs.replace(one, time=clock)) for one in (events or {}).get(number, ())]
         for place, (step, row) in enumerate(attempt):
             clock += 1.0
             span = [((step - 1) * samples, step * samples)] if samples else []
             record = Step(seq=place + 2, step=step, time=clock, stride=stride, signals=row, samples=span)
             lines.append((start, 0, record))
-    found = replay.run(lines)
+    return play(lines)
+
+
+def play(lines: Iterable[tuple[Start, int, Step | Event]]) -> Verdicts:
+    """Play lines as they are and return what came out."""
+    found = Replay(Settings(), pack()).run(lines)
     incidents = sorted(found.incidents.values(), key=lambda one: one["opened_step"])
     return Verdicts(incidents, list(found.notices.values()))

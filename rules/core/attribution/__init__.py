@@ -24,7 +24,10 @@ from . import (
     nonfinite,
     recurring,
     repeated_step,
+    resume_data,
     resume_nearby,
+    resume_rate,
+    resume_state,
     rules_say,
     shard_boundary,
 )
@@ -43,6 +46,9 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     resume_nearby.find,
     rules_say.find,
     recurring.find,
+    resume_state.find,
+    resume_rate.find,
+    resume_data.find,
     repeated_step.find,
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trainwarden.rules.core.block import Block
 
@@ -82,7 +82,7 @@ class Setting:
     same_as: str | None = None
 
 
-Settings: TypeAlias = Mapping[str, float]
+Settings: TypeAlias = Mapping[str, Any]
 Build: TypeAlias = Callable[[Type, Settings], Operator]
 
 
@@ -92,6 +92,9 @@ class Function:
 
     ``with_result_of`` names a function whose result for the same argument and settings the operator gets as a
     further input, so that both share one state; where it is named, a call on a window has neither settings nor it.
+
+    ``of_parent``: the argument is computed over the line that the start resumed from. The operator gets its program as the setting
+    ``program``, and the argument over the start's own records as an input only where it is ``"too"``.
     """
 
     name: str
@@ -100,3 +103,4 @@ class Function:
     build: Build
     settings: tuple[Setting, ...] = ()
     with_result_of: str | None = None
+    of_parent: Literal["", "alone", "too"] = ""

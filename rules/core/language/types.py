@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from trainwarden.rules.core.resumed import REMEMBERED
 from trainwarden.signals import LABEL_VALUES, SIGNALS, Signal
 
 from .compile import Builder
@@ -315,11 +317,29 @@ class Checker:
         if operand is None or settings is None or len(self.errors) > errors:
             return None
         kind = self._type(operand)
-        parameters = (("of", kind), *settings)
+        parameters: tuple[tuple[str, Any], ...] = (("of", kind), *settings)
         inputs = [operand]
+        if function.of_parent:
+            if not self._remembered(operand, tree.name, plain[0].at):
+                return None
+            parameters = (*parameters, ("source", operand))
+            inputs = [operand] if function.of_parent == "too" else []
         if function.with_result_of and not on_window:
             inputs.append(self._builder.add(function.with_result_of, (operand,), Type.NUMBER, parameters))
         return self._builder.add(tree.name, tuple(inputs), function.gives, parameters)
+
+    def _remembered(self, number: int, function: str, at: Span) -> bool:
+        """Say whether an expression can be computed over the parent's line, of which a few signals are remembered."""
+        node = self._builder.nodes[number]
+        said = ""
+        if node.name == "signal" and dict(node.parameters)["key"] not in REMEMBERED:
+            said = f"{'.'.join(dict(node.parameters)['key'])} of a parent is not remembered: {_known()} are"
+        elif node.name in ("members", "since_resume") or any(key == "source" for key, _ in node.parameters):
+            said = f"{function} takes an expression over the signals of the parent: no vector and no function of the resume"
+        if said:
+            self._wrong(at, said)
+            return False
+        return all(self._remembered(of, function, at) for of in node.inputs)
 
     def _settings(
         self, tree: Call, function: Function, allowed: tuple[Setting, ...]
@@ -369,6 +389,10 @@ def _constant(tree: Tree) -> float | None:
     if isinstance(tree, Negative) and isinstance(tree.operand, Number):
         return -tree.operand.value
     return None
+
+
+def _known() -> str:
+    return ", ".join(sorted({key[0] for key in REMEMBERED}))
 
 
 def _one_of(types: tuple[Type, ...]) -> str:

@@ -17,6 +17,7 @@ from .moments import FUNCTIONS as MOMENTS
 from .order import FUNCTIONS as ORDER
 from .presence import FUNCTIONS as PRESENCE
 from .repetition import FUNCTIONS as REPETITION
+from .resumes import FUNCTIONS as RESUMES
 from .setbacks import FUNCTIONS as SETBACKS
 from .surprises import FUNCTIONS as SURPRISES
 from .trend import FUNCTIONS as TREND
@@ -36,6 +37,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             MOMENTS,
             ORDER,
             PRESENCE,
+            RESUMES,
             REPETITION,
             SETBACKS,
             SURPRISES,
