@@ -47,6 +47,7 @@ def describe(
         "local_rank": identity.local_rank,
         "world_size": identity.world_size,
         "hostname": socket.gethostname(),
+        "domain": domain(),
         "pid": os.getpid(),
         "model": type(inner).__name__,
         "parameters": sum(parameter.numel() for parameter in watched.params),
@@ -57,6 +58,8 @@ def describe(
         "optimizer_state_dtype": moments_dtype(optimizers),
         "loss_scaling": bool(scaler is not None and scaler.is_enabled()),
         "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "nccl": nccl(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "commit": commit(),
     }
@@ -81,6 +84,29 @@ def moments_dtype(optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
     if not found:
         return None
     return str(max(found, key=lambda dtype: torch.finfo(dtype).eps)).removeprefix("torch.")
+
+
+def domain() -> str | None:
+    """Return the part of the cluster that fails together, a rack or a switch, in which this host stands, where that is told.
+
+    ``TRAINWARDEN_DOMAIN``, else what Slurm's topology plugin says of the node: the switches above it.
+    """
+    told = os.environ.get("TRAINWARDEN_DOMAIN")
+    if told:
+        return told
+    switches, _, node = os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
+    return switches or None if node else None
+
+
+def nccl() -> str | None:
+    """Return the version of NCCL that torch was built with, or None."""
+    if torch.version.cuda is None or not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return None
+    try:
+        found: Any = torch.cuda.nccl.version()
+    except (AttributeError, RuntimeError):
+        return None
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def commit(start: Path | None = None) -> str | None:

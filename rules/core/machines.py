@@ -18,7 +18,7 @@ SKEW = 0.3
 #: Ranks whose place is remembered; a name's characters.
 MOST, LONGEST = 16_384, 256
 #: Fields of a start event that name a rank's host, and the domain (rack, switch) in which it stands.
-HOST, DOMAIN = ("hostname", "host"), ("domain", "rack", "switch")
+HOST, DOMAIN = ("hostname", "host", "node"), ("domain", "rack", "switch", "fabric")
 #: Fields that say with what numbers are computed, in a start event or in its ``environment``.
 VERSIONS = (
     "precision",
@@ -32,8 +32,9 @@ VERSIONS = (
     "kernel",
     "gpu",
 )
-#: Reasons of an exit that are a failure; a signal may be the scheduler's.
-FAILED = ("exception", "error", "failed", "crash")
+#: Reasons of an exit that are no failure of its own (a signal may be the scheduler's), and kinds of events that are one.
+ORDERLY = ("finished", "completed", "signal", "interrupted", "preempted", "stopped", "requeued", "rollback")
+FAILURES = ("error", "failure", "fault", "crash", "exception", "abort")
 #: Words for formats whose narrow range or few digits make kernels fail on certain inputs.
 NARROW = ("fp8", "float8", "e4m3", "e5m2", "fp4", "mxfp", "int8", "fp16", "float16", "half")
 
@@ -57,6 +58,11 @@ class Machines(Struct):
 
 def describe(machines: Machines, rank: int, fields: Mapping[str, Any]) -> None:
     """Take from a rank's own event where it runs; the versions are those of the first rank that tells them."""
+    told = fields.get("hosts")  # by one rank for all of them, in the order of the ranks
+    if isinstance(told, list):
+        for other, host in enumerate(told[:MOST]):
+            if (text := _text(host)) and other not in machines.hosts:
+                machines.hosts[other] = text
     if len(machines.hosts) < MOST or rank in machines.hosts:
         for names, into in ((HOST, machines.hosts), (DOMAIN, machines.domains)):
             found = next((text for name in names if (text := _text(fields.get(name)))), "")
@@ -74,9 +80,10 @@ def failed(machines: Machines, rank: int, event: Event) -> bool:
     """Take an event that may tell of a rank's failure, and say whether it does and is the rank's first."""
     fields = event.fields
     if event.kind == "exit":
-        if fields.get("reason") not in FAILED:
+        reason = _text(fields.get("reason"))
+        if not reason or reason in ORDERLY:
             return False
-    elif event.kind not in ("error", "failure"):
+    elif event.kind not in FAILURES and not event.kind.endswith(("_error", "_failure")):
         return False
     if rank in machines.failures or len(machines.failures) >= MOST or not math.isfinite(event.time):
         return False

@@ -63,7 +63,8 @@ class Whose:
     """Where it showed first. ``hosts`` are those of ``ranks``, of ``of_hosts`` in all; domains likewise.
 
     ``ambiguous``: clocks do not tell which of the hosts was first. ``differ``: ranks whose shared values differ, over so many
-    ``differing`` records. ``same``: records in which all ranks' own losses were one number.
+    ``differing`` records. ``same``: records in which all ranks' own losses were one number. ``bad``: records in which a loss of
+    some ranks alone was not finite, the newest at step ``bad_at``.
     """
 
     kind: Kind | None = None
@@ -78,6 +79,8 @@ class Whose:
     differ: tuple[int, ...] = ()
     differing: int = 0
     same: int = 0
+    bad: int = 0
+    bad_at: int | None = None
     says: str = ""
 
 
@@ -172,6 +175,8 @@ def whose(
         differ=differ,
         differing=len(shared),
         same=watch.same,
+        bad=sum(mark.kind == "nonfinite" for mark in marks),
+        bad_at=next((mark.step for mark in reversed(marks) if mark.kind == "nonfinite"), None),
     )
 
 

@@ -327,3 +327,35 @@ def test_a33_a_failure_by_more_than_the_clocks_differ_is_one_hosts() -> None:
     (incident,) = (one for one in found.incidents if "TrainingFailed" in one["alerts"])
     assert incident["scope"]["hosts"] == ["n09"]
     assert "by more than clocks are off" in says(incident)
+    assert "self-test" in incident["cheapest_test"]
+
+
+def test_a33_failures_without_a_single_record_are_told_all_the_same() -> None:
+    found = judge_ranks(Ranks(1, 0, healthy(), HOSTS, domains=RACKS, failures=fabric(13, 0)))
+    (incident,) = found.told
+    assert "n13" in incident["scope"]["hosts"]
+
+
+def test_a24_a_loss_that_one_rank_alone_has_lost_is_found_where_the_first_rank_sees_nothing() -> None:
+    well = healthy()
+
+    def make(step: int, rank: int, chance: np.random.Generator) -> Row:
+        row = well(step, rank, chance)
+        return row | {"loss": math.nan, "rank_loss": math.nan} if step >= 300 and rank == 3 else row
+
+    (incident,) = judge_ranks(Ranks(1, 400, make, EIGHT, checkpoints=(200,))).told
+    assert (incident["onset_step"], incident["verdict"], incident["severity"]) == (300, "nonfinite", "critical")
+    assert incident["scope"]["ranks"] == [3]
+    assert incident["action"] == "rollback"
+    assert incident["held_by"] == "approval"
+
+
+def test_a24_where_the_same_device_of_the_only_host_breaks_again_a_person_must_exchange_it() -> None:
+    found = judge_ranks(
+        Ranks(1, 420, broken_from(400, 5), ["h0"] * 8, samples=4, checkpoints=(300,)),
+        Ranks(301, 640, broken_from(620, 5), ["h0"] * 8, seed=1, samples=4, checkpoints=(600,)),
+    )
+    second = found.pages[1]
+    assert second["cause"]["name"] == "hardware"
+    assert second["action"] == "escalate"
+    assert "no other host" in second["timeline"][-1]["says"]

@@ -104,8 +104,8 @@ def weigh(findings: Sequence[Finding], onset: int) -> Cause:
     best, score = ranked[0] if ranked else ("", 0.0)
     runner_up = ranked[1][1] if len(ranked) > 1 else 0.0
     confidence = max(0.0, score - 0.5 * runner_up)
-    aged = any(finding.kind == "repeated_age" for finding in findings)
-    test = _cheapest_test([name for name, _ in ranked[:2]], onset, aged)
+    kinds = {finding.kind for finding in findings}
+    test = _test_of(kinds, onset) or _cheapest_test([name for name, _ in ranked[:2]], onset)
     if confidence < NAMED_FROM:
         return Cause(
             name="undetermined",
@@ -119,14 +119,21 @@ def weigh(findings: Sequence[Finding], onset: int) -> Cause:
         confidence=round(min(confidence, 1.0), 3),
         scores=scores,
         findings=list(findings),
-        cheapest_test=test if any(finding.kind in ASKING for finding in findings) else "",
+        cheapest_test=test if kinds.intersection(ASKING) else "",
     )
 
 
-def _cheapest_test(suspects: list[str], onset: int, aged: bool = False) -> str:
-    """Return the test that parts the two likeliest causes at the least cost. ``aged``: it broke as long after its start as before."""
-    if aged:
+def _test_of(kinds: set[str], onset: int) -> str:
+    """Return the test that a kind of finding asks for whatever the causes are, or an empty text."""
+    if "failure" in kinds:
+        return "Run the self-test of devices and fabric on the hosts that may have been first, before anything starts there again."
+    if "repeated_age" in kinds:
         return f"Begin from another checkpoint: if it breaks after as many steps again and not at step {onset}, it is the process."
+    return ""
+
+
+def _cheapest_test(suspects: list[str], onset: int) -> str:
+    """Return the test that parts the two likeliest causes at the least cost."""
     if "hardware" in suspects:
         return (
             f"Run step {onset} again with the suspect host's samples on another host (swap them): if it goes with the samples it is "

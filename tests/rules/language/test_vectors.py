@@ -56,6 +56,12 @@ def test_more_than_half_of_the_members_alike_have_no_distance_from_their_middle(
     assert values_of("mad_over(loss by rank)", steps[2:], own[2:]) == [1.0]
 
 
+def test_members_that_are_not_finite_are_counted() -> None:
+    steps, own = ranks({0: 1.0, 1: 2.0}, {0: math.nan, 1: math.inf, 2: 1.0}, {0: math.nan, 1: math.nan})
+    assert values_of("nonfinite_over(loss by rank)", steps, own) == [0.0, 2.0, 2.0]
+    assert values_of("nonfinite_over(loss by rank)", steps[:1]) == [None]
+
+
 def test_the_extremes_that_a_record_holds_stand_for_ranks_without_records() -> None:
     steps = [record(1, loss=1.0), record(2, loss=1.0), record(3, loss=1.0)]
     steps[0].ranks["loss"] = RankStats(min=1.0, max=4.0, sum=70.0, argmax=7, n=32)

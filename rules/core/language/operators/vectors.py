@@ -1,6 +1,6 @@
-"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``, ``mad_over``.
+"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``, ``mad_over``, ``nonfinite_over``.
 
-Members that are unknown or NaN are left out. The result is known where enough members are known, and NaN where all known ones
+Members that are unknown or NaN are left out, but where those that are not finite are counted. The result is known where enough members are known, and NaN where all known ones
 are NaN. No warm-up beyond the members' own, no state beside theirs, O(members) a record.
 """
 
@@ -40,6 +40,24 @@ class Over(Operator):
         if usable.any():
             values[usable] = self._reckon(table[:, usable])
         return Series(values, known, fresh)
+
+
+class NonFinite(Operator):
+    """``nonfinite_over(x by label)``: how many members are NaN or infinite."""
+
+    __slots__ = ()
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the number at each row at which a member is known."""
+        vector: Vector = inputs[0]
+        if not vector.members:
+            nowhere = np.zeros(frame.rows, dtype=np.bool_)
+            return Series(np.full(frame.rows, np.nan), nowhere, nowhere)
+        known = np.stack([member.known for member in vector.members])
+        bad = known & ~np.isfinite(np.stack([member.values for member in vector.members]))
+        some = known.any(axis=0)
+        fresh = np.logical_or.reduce([member.fresh for member in vector.members])
+        return Series(np.where(some, bad.sum(axis=0), np.nan), some, fresh)
 
 
 class Argmax(Operator):
@@ -88,5 +106,6 @@ FUNCTIONS = (
     Function("max_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_largest)),
     Function("min_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_smallest)),
     Function("mad_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_mad, least=2)),
+    Function("nonfinite_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: NonFinite()),
     Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Argmax()),
 )
