@@ -181,7 +181,7 @@ class Attempts:
             self._notices.add("unordered", says, step=moment.step)
 
     def _moment(self, row: Row) -> _Moment | None:
-        step, time, signals = self._columns.map(row.values)
+        step, time, signals = self._columns.take(row.values)
         if self._counted is not None:
             if self._counted == 0 or self._columns.leads(signals) or not self._columns.evaluations & row.values.keys():
                 self._counted += 1  # results of an evaluation belong to the step before

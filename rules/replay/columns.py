@@ -114,6 +114,11 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "gradnorm",
             "gnorm",
             "train_gnorm",
+            "grad_norm_pre_clip",
+            "grad_norm_before_clip",
+            "grad_norm_unclipped",
+            "pre_clip_grad_norm",
+            "pre_clip_norm",
             "optim_grad_norm",
             "global_norm",
             "grad_norm_global",
@@ -148,8 +153,44 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("loss_scale", ("loss_scale", "train_loss_scale", "grad_scale", "amp_scale", "loss_scaler")),
-    ("nonfinite.loss", ("number_of_nan_iterations",)),
-    ("skipped", ("skipped", "number_of_skipped_iterations", "skipped_iterations", "skipped_iters")),
+    (
+        "grad_norm_clipped",
+        (
+            "grad_norm_clipped",
+            "clipped_grad_norm",
+            "grad_norm_post_clip",
+            "grad_norm_after_clip",
+            "post_clip_grad_norm",
+            "post_clip_norm",
+        ),
+    ),
+    (
+        "clip_threshold",
+        ("clip_threshold", "max_grad_norm", "grad_clip", "clip_grad", "gradient_clip_val", "gradient_clipping", "clip"),
+    ),
+    (
+        "router_aux_loss",
+        ("router_aux_loss", "aux_loss", "load_balancing_loss", "moe_aux_loss", "train_aux_loss", "lb_loss"),
+    ),
+    ("update_zero_ratio", ("update_zero_ratio", "update_zero_fraction", "zero_update_fraction", "zero_update_share")),
+    ("batch_token_id_max", ("batch_token_id_max", "token_id_max", "max_token_id")),
+    ("vocabulary_size", ("vocabulary_size", "vocab_size", "vocab", "padded_vocab_size")),
+    (
+        "nonfinite.loss",
+        ("number_of_nan_iterations", "nonfinite_total", "train_nonfinite_total", "nonfinite_loss_total"),
+    ),
+    (
+        "skipped",
+        (
+            "skipped",
+            "number_of_skipped_iterations",
+            "skipped_iterations",
+            "skipped_iters",
+            "skipped_steps_total",
+            "train_skipped_steps_total",
+            "skipped_total",
+        ),
+    ),
     (
         "samples_seen",
         ("samples_seen", "samples", "consumed_samples", "train_consumed_samples", "num_samples_seen", "samples_total"),
@@ -263,6 +304,7 @@ class Columns:
         self._leading: frozenset[str] | None = None
         self._own = 0
         self._ways: dict[tuple[str, ...], _Way] = {}
+        self._totals: dict[str, float] = {}
         #: Raw names of evaluation results.
         self.evaluations: set[str] = set()
 
@@ -294,6 +336,9 @@ class Columns:
         self._target[name] = signal
         self._taken.add(signal)
         self._leading = None
+        known = BY_NAME.get(signal.partition(".")[0])
+        if known is not None and known.type == "counter" and not known.cumulative and normal(name).endswith("_total"):
+            self._totals[name] = math.nan
 
     def _other(self, name: str) -> str:
         """Return the signal that a name is none of the synonyms for: one of the table, a group's, or the user's own."""
@@ -332,6 +377,20 @@ class Columns:
             groups[label] = values[name]
         step = None if way.step is None else values[way.step]
         return step, None if way.time is None else _seconds(values[way.time]), signals
+
+    def take(self, values: Mapping[str, float]) -> tuple[float | None, float | None, dict[str, Value]]:
+        """Map the next row of a log: as :meth:`map`, and a running total becomes what it grew by since the row before."""
+        step, time, signals = self.map(values)
+        for name in self._totals.keys() & values.keys():
+            signal, _, label = self._target[name].partition(".")
+            before, self._totals[name] = self._totals[name], values[name]
+            grown = max(0.0, values[name] - before) if before == before else 0.0
+            groups = signals.get(signal)
+            if isinstance(groups, dict):
+                groups[label or "all"] = grown
+            else:
+                signals[signal] = grown
+        return step, time, signals
 
     def _way(self, names: tuple[str, ...], example: Mapping[str, float]) -> _Way:
         """Find out how rows with these names are mapped; the same ones come again and again."""
