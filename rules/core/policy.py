@@ -60,7 +60,12 @@ def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decisi
     reason = _reason(facts, cause, settings)
     if reason is None and past.mismatch == "critical" and "mismatch" in facts.offered:
         reason = "It did not go on as the attempt before left off."
-    if reason is None and cause.name == "distributed" and facts.records >= settings.dirty_steps and _useless(cause):
+    if (
+        reason is None
+        and cause.name == "distributed"
+        and facts.records >= settings.dirty_steps
+        and _useless(facts, cause)
+    ):
         reason = "The ranks no longer hold one state."
     if reason is None:
         return NOTHING
@@ -68,7 +73,7 @@ def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decisi
         return Decision("none", f"{reason} Nothing is done within the attempt's warm-up.", held_by="warm_up")
     if past.rolled_back and past.steps_run <= settings.cooldown_steps:
         return Decision("none", f"{reason} The last rollback is too recent.", held_by="cool_down")
-    useless = _useless(cause)
+    useless = _useless(facts, cause)
     if useless is not None:
         return Decision("escalate", f"{reason} {useless}")
     if past.rollbacks >= settings.max_rollbacks:
@@ -79,13 +84,15 @@ def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decisi
     return Decision("rollback", reason, needs_approval=unclear)
 
 
-def _useless(cause: Cause) -> str | None:
+def _useless(facts: Facts, cause: Cause) -> str | None:
     """Say why going back would only bring it again: the attempt before broke alike, or the ranks no longer hold one state."""
     for finding in cause.findings:
         if finding.kind in REPEATS and cause.name not in MENDED:
             return f"{finding.says} Going back once more would repeat it. {cause.cheapest_test}"
         if finding.kind == DISAGREE and cause.name == "distributed":
             return f"{finding.says} On the same hosts and libraries it would come again. {cause.cheapest_test}"
+        if finding.kind == "same_place" and cause.name == "hardware" and not facts.repeated_hosts:
+            return f"{finding.says} There is no other host to go to. {cause.cheapest_test}"
     return None
 
 
@@ -94,6 +101,8 @@ def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:
     need = max(2, settings.nonfinite_steps // stride)
     if facts.records >= need and facts.nonfinite[-need:].all():
         return f"The loss is not finite for {need} records in a row: the weights are no longer numbers."
+    if facts.whose.bad >= need and facts.whose.bad_at == facts.now:
+        return f"The loss of rank {facts.whose.ranks[0]} is not finite for {facts.whose.bad} records: its weights are no numbers."
     if cause.name == "data" and dirty_now(facts, settings.dirty_steps):
         return (
             f"{int(np.count_nonzero(facts.dirty))} batches since step {facts.onset} are dirty and it does not heal: "
