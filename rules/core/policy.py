@@ -102,7 +102,7 @@ def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:
     if facts.records >= need and facts.nonfinite[-need:].all():
         return f"The loss is not finite for {need} records in a row: the weights are no longer numbers."
     if facts.whose.bad >= need and facts.whose.bad_at == facts.now:
-        return f"The loss of rank {facts.whose.ranks[0]} is not finite for {facts.whose.bad} records: its weights are no numbers."
+        return f"The loss of some ranks alone is not finite for {facts.whose.bad} records: their weights are no numbers."
     if cause.name == "data" and dirty_now(facts, settings.dirty_steps):
         return (
             f"{int(np.count_nonzero(facts.dirty))} batches since step {facts.onset} are dirty and it does not heal: "

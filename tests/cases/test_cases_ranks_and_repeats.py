@@ -61,6 +61,17 @@ def test_a22_a_rounded_loss_that_ranks_share_now_and_then_is_none() -> None:
     assert judge_ranks(Ranks(1, 600, make, ["h0"] * 2)).told == []
 
 
+def test_a22_behind_a_resume_does_not_say_that_the_resume_was_wrong() -> None:
+    def make(step: int, rank: int, chance: np.random.Generator) -> Row:
+        own = math.nan if step >= 600 else 2.3 + 0.1 * float(np.random.default_rng((3, step)).normal())
+        return {"loss": own, "rank_loss": own}
+
+    found = judge_ranks(Ranks(1, 400, make, ["h0"] * 4, checkpoints=(200, 400)), Ranks(401, 640, make, ["h0"] * 4))
+    last = found.pages[-1]
+    assert last["verdict"] == "nonfinite"
+    assert last["action"] == "rollback"
+
+
 def test_a25_one_rank_whose_reduced_norm_differs_is_named() -> None:
     well = healthy()
 
