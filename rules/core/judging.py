@@ -150,7 +150,8 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
             alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
             say_once(turn, alive, change)
-            doubt(alive, record.step, severity, offered)
+            if change.labels.get("scope") != "ranks":  # ranks that disagree say nothing about the attempt before
+                doubt(alive, record.step, severity, offered)
             fired(turn, run, alive, record, change)
         elif change.state in ("resolved", "unknown"):
             alive.firing.pop(change.rule, None)
