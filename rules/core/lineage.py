@@ -111,7 +111,7 @@ def announced(alive: Alive, kind: str) -> None:
 def with_parent(alive: Alive, block: Block) -> Block:
     """Return the block with the line that its start is compared with, for as long as anything can be asked of it."""
     source, inherited, rules = alive.resumed_from, alive.inherited, alive.rules
-    if source is None or inherited is None or not alive.compared or not len(block):
+    if source is None or inherited is None or not len(inherited) or not alive.compared or not len(block):
         return block
     if int(block.step[0]) > last_compared(inherited, alive.beyond, source):
         alive.compared, alive.beyond, rules.parent = False, None, None
@@ -147,7 +147,8 @@ def restored(alive: Alive, over: bool = False) -> tuple[int, str] | None:
 
 def _inherit(alive: Alive, parent: Trace, step: int) -> None:
     alive.inherited = until(parent, step)
-    behind = len(parent) - parent.row(step + 1)
+    # What begins before the parent's first record goes on from nothing that it did: a counter that was reset, another run.
+    behind = len(parent) - parent.row(step + 1) if len(alive.inherited) else 0
     last = int(parent.steps[min(len(parent), parent.row(step + 1) + INHERITED) - 1]) if behind else step
     alive.beyond = until(parent, last, min(behind, INHERITED)) if behind else None
     alive.compared, alive.repeated, alive.rules.parent = True, False, None
