@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
+from .events import Events
 from .ranks import Whose
 from .resumed import UNPLANNED, Planned
 from .trace import FINGERPRINT, Trace
@@ -41,13 +42,17 @@ CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "di
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One observation. ``weight`` in [-1, 1] speaks for (or against) ``cause``; 0 and "" only inform."""
+    """One observation. ``weight`` in [-1, 1] speaks for (or against) ``cause``; 0 and "" only inform.
+
+    ``test`` is what would tell whether it is so, where that is cheaper than what the causes ask for.
+    """
 
     kind: str
     says: str
     step: int | None = None
     cause: str = ""
     weight: float = 0.0
+    test: str = ""
 
 
 class Earlier(Struct, frozen=True):
@@ -100,6 +105,8 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)  #: precision and versions of this start
     samples: tuple[tuple[int, int], ...] = ()  #: what the onset's step consumed
     traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
+    events: Events = field(default_factory=Events)  #: what happened beside the steps
+    periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 
     @property
     def repeated_hosts(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from trainwarden.record import Event
 from . import acting, aftermath, failing, machines, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
+from .events import remember
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
 from .judging import judge, say_restored
 from .language import Evaluator
@@ -173,6 +174,7 @@ def _happened(turn: Turn, value: Happened) -> None:
     cursors = alive.line.cursors
     if value.rank == min(cursors):
         progress.happened(alive.progress, event, cursors[value.rank].last_time, turn.memory.now)
+        remember(run.events, event)
     if event.kind == "start":
         first = not alive.described
         machines.describe(alive.machines, value.rank, event.fields)

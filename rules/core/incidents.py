@@ -10,6 +10,7 @@ from trainwarden.record import Step
 from .attribution import Cause, attribute
 from .baseline import Baseline
 from .delivery import pin, rank
+from .events import begun
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
 from .healing import high_now, level
 from .onset import onset, uncertainty
@@ -31,6 +32,8 @@ LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
 INFO_HEALS = 10
 #: Verdicts of rules that speak of the run and not of a moment.
 STANDING = ("periodic_spikes", "recurring_spikes", "drift", "mismatch")
+#: Findings that stand in the summary.
+IN_WORDS = ("after_event", "period")
 #: Closed incidents that a run remembers.
 REMEMBERED = 20
 #: Records after its opening at which an incident is judged one by one; later, every eighth.
@@ -67,6 +70,8 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> N
     incident.last_active_step = record.step
     if fresh or known is None:
         place(incident, alive)
+        if rank(severity):
+            begun(run.events, incident.id, incident.onset, alive.trace.stride())
     if fresh:
         uncertain = f" (uncertain by {incident.uncertainty})" if incident.uncertainty > 1 else ""
         turn.note(
@@ -206,8 +211,18 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         whose=whose_of(incident, alive),
         versions=alive.machines.versions,
         traces=run.traces,
+        events=run.events,
+        periodic=_periodic(incident),
         samples=tuple(trace.samples(rows.start)) if rows.start < len(trace) else (),
     )
+
+
+def _periodic(incident: Incident) -> tuple[int, float] | None:
+    """Return where a rule saw a period, and the period that it saw."""
+    for seen in incident.rules.values():
+        if seen.verdict == "periodic_spikes" and seen.value is not None and 1 < seen.value < float("inf"):
+            return seen.since, seen.value
+    return None
 
 
 def _beta2(alive: Alive) -> float | None:
@@ -258,6 +273,8 @@ def _summary(incident: Incident, facts: Facts) -> str:
         if lasted and len(finite):
             usual = float(facts.trend.at(facts.steps[:1])[0])
             said.append(f"loss up to {float(finite.max()):.4g} against {usual:.4g}, high over {lasted} steps")
+    told = [one.says for one in incident.findings if one.kind in IN_WORDS]
+    said += [f"{says[0].lower()}{says[1:-1]}" for says in dict.fromkeys(told)]
     cause = "cause undetermined" if incident.cause == "undetermined" else f"cause {incident.cause.replace('_', ' ')}"
     said.append(f"{cause} (confidence {incident.confidence:.2f})")
     text = ", ".join(said) + "."

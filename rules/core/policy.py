@@ -53,6 +53,8 @@ REPEATS = ("repeated_step", "repeated_nearby", "repeated_age")
 MENDED = ("data", "hardware")
 #: The finding that replicas went apart.
 DISAGREE = "ranks_disagree"
+#: The finding that it began behind an evaluation or a checkpoint; a strong one says that it did so again and again (case A39).
+AFTER = "after_event"
 
 
 def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decision:
@@ -93,6 +95,8 @@ def _useless(facts: Facts, cause: Cause) -> str | None:
             return f"{finding.says} On the same hosts and libraries it would come again. {cause.cheapest_test}"
         if finding.kind == "same_place" and cause.name == "hardware" and not facts.repeated_hosts:
             return f"{finding.says} There is no other host to go to. {cause.cheapest_test}"
+        if finding.kind == AFTER and finding.cause == cause.name and finding.weight >= 0.5:
+            return f"{finding.says} Going back runs into the next one. {cause.cheapest_test}"
     return None
 
 

@@ -19,6 +19,7 @@ from trainwarden.record import Ranges
 
 from .baseline import Baseline
 from .block import Parent
+from .events import Events
 from .facts import Finding
 from .groups import GroupNorms
 from .inputs import SourceSeen, Start
@@ -276,6 +277,7 @@ class Run(Struct):
     checkpoints: list[Checkpoint] = field(default_factory=list)
     executed: list[Executed] = field(default_factory=list)
     incidents: dict[str, Incident] = field(default_factory=dict)
+    events: Events = field(default_factory=Events)
     stale_lines: int = 0
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainwarden.rules.core.facts import CAUSES, Facts, Finding
 
 from . import (
+    after_event,
     batch_fingerprint,
     distributed,
     gradient_lead,
@@ -22,6 +24,7 @@ from . import (
     loss_scale,
     moments,
     nonfinite,
+    period_of_events,
     recurring,
     repeated_step,
     resume_data,
@@ -50,6 +53,8 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     resume_rate.find,
     resume_data.find,
     repeated_step.find,
+    after_event.find,
+    period_of_events.find,
 )
 
 #: Kinds of findings that ask for a test even where they name a cause: what they say may be chance.
@@ -80,7 +85,9 @@ class Cause(Struct, frozen=True, kw_only=True):
 def attribute(facts: Facts) -> Cause:
     """Weigh all lines of evidence."""
     findings = [finding for line in LINES for finding in line(facts)]
-    return weigh(findings, facts.onset)
+    cause = weigh(findings, facts.onset)
+    asked = next((finding.test for finding in findings if finding.test), "")
+    return replace(cause, cheapest_test=asked) if asked else cause
 
 
 def weigh(findings: Sequence[Finding], onset: int) -> Cause:
