@@ -34,13 +34,15 @@ class Operator:
 
     ``lazy``: it keeps nothing from block to block that it could not find again, and its result is fresh where one of its inputs is: it
     is left out of blocks in which nobody asks for it. ``sleeps``: of inputs that are unknown at every row it makes what is
-    unknown at every row, and remembers nothing: while none of its signals was ever seen, it is not fed. ``cost``: what a record
-    costs it, beside others; only the order in which two sides of an ``and`` are tried hangs on it.
+    unknown at every row, and remembers nothing: while none of its signals was ever seen, it is not fed. ``of_parent``: it compares
+    with the line that the start resumed from, and is not fed with a block without one, in which it is unknown. ``cost``: what a
+    record costs it, beside others; only the order in which two sides of an ``and`` are tried hangs on it.
     """
 
     __slots__ = ()
 
     lazy: bool = False
+    of_parent: bool = False
     sleeps: bool = False
     cost: int = 1
 

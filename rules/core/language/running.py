@@ -38,6 +38,7 @@ class Running:
         self._columns: set[Any] = set()
         self._ranks: set[Any] = set()
         self._stats: set[Any] = set()
+        self._parent = False
         self._asleep: list[bool] | None = None  # unknown until the first block, and after a load
         self._eager: list[int] = []
         self._conjuncts: dict[int, list[int]] = {}
@@ -50,6 +51,7 @@ class Running:
             or not block.columns.keys() <= self._columns
             or not block.ranks.keys() <= self._ranks
             or not block.stats.keys() <= self._stats
+            or (block.parent is not None) != self._parent
         ):
             self._plan(block)
         self._frame = frame = Frame.of(block)
@@ -142,13 +144,17 @@ class Running:
         self._columns |= block.columns.keys()
         self._ranks |= block.ranks.keys()
         self._stats |= block.stats.keys()
+        self._parent = block.parent is not None
         operators = self._operators
         awake = {place for place in self._leaves if operators[place].awake(block)}
         asleep: list[bool] = []
         costs: list[int] = []
         self._eager, self._conjuncts, self._dear = [], {}, set()
         for place, (node, operator) in enumerate(zip(self._nodes, operators, strict=True)):
-            asleep.append(place not in awake if _is_leaf(node) else _sleeps(node, operator, self._nodes, asleep))
+            alone = operator.of_parent and not self._parent
+            asleep.append(
+                alone or (place not in awake if _is_leaf(node) else _sleeps(node, operator, self._nodes, asleep))
+            )
             if asleep[place] or not operator.lazy:
                 costs.append(0)
             else:

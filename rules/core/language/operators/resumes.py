@@ -41,6 +41,8 @@ class OfParent(Operator):
 
     __slots__ = ("_line",)
 
+    lazy = of_parent = True
+
     def __init__(self, program: Any) -> None:
         self._line = Line(program)
 
@@ -62,6 +64,8 @@ class AtResume(Operator):
     """
 
     __slots__ = ("_line", "_within")
+
+    lazy = of_parent = True
 
     def __init__(self, program: Any, within: int) -> None:
         self._line = Line(program)
@@ -89,6 +93,8 @@ class SinceResume(Operator):
 
     __slots__ = ()
 
+    lazy = of_parent = True
+
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the distance of each step."""
         parent = frame.block.parent
@@ -110,6 +116,8 @@ class Departure(Operator):
     """
 
     __slots__ = ("_last", "_line", "_steps", "_trend", "_within")
+
+    of_parent = True
 
     def __init__(self, program: Any, records: int, within: int) -> None:
         self._line = Line(program)
