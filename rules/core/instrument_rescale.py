@@ -29,11 +29,12 @@ EVERY = 64
 #: No factor is nearer to one than twice this, as a logarithm: nothing within it is odd.
 NEAREST = 0.22
 #: Relative noise above which no factor can be known well enough within ``LIMIT`` records.
-NOISIEST = 0.08
-#: Standard error of the logarithm of the factor that is allowed after ``LIMIT`` records; in proportion before.
+NOISIEST = 0.1
+#: Standard error of the logarithm of a factor of two that is allowed after ``LIMIT`` records; in proportion before, and to the
+#: logarithm of a larger factor: the farther it is from one, the fewer faults reach it in one record.
 ERROR = 0.013
 #: Standard errors that the factor, its noise and its slope may be off: to be dropped, and to be believed.
-DROPPED, BELIEVED = 4.0, 2.0
+DROPPED, BELIEVED = 4.5, 2.0
 #: What no rounding explains, relative.
 SLACK = 0.002
 #: The standard error of the logarithm of a standard deviation of n clipped residuals, times the root of n.
@@ -254,7 +255,10 @@ def _weigh(values: Floats, others: Floats, behind: int, roots: bool) -> tuple[fl
     if other is not None and math.isnan(_kin(other, moved, DROPPED)):
         return None
     odd = factor in _ROOTS and not roots
-    if behind < (ROOT_SOONEST if odd else SOONEST) or jump.error > ERROR * behind / LIMIT:
+    if (
+        behind < (ROOT_SOONEST if odd else SOONEST)
+        or jump.error > ERROR * max(1.0, size / math.log(2)) * behind / LIMIT
+    ):
         return "open"
     if max(jump.noise, jump.slope) > BELIEVED or abs(size - factor) > BELIEVED * jump.error + SLACK:
         return "open"
