@@ -21,11 +21,11 @@ from msgspec import Struct, field
 from .block import Floats
 
 #: Records before a candidate that tell level, slope and noise, and the fewest that do.
-BEFORE, FEWEST = 200, 40
+BEFORE, FEWEST = 200, 32
 #: Records after which a candidate must be decided, and the fewest that believe it.
 LIMIT, SOONEST = 100, 40
 #: After so many measurements level and noise are looked up anew.
-EVERY = 64
+EVERY = 32
 #: No factor is nearer to one than twice this, as a logarithm: nothing within it is odd.
 NEAREST = 0.22
 #: Relative noise above which no factor can be known well enough within ``LIMIT`` records.

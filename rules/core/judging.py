@@ -71,6 +71,7 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
         _judge(turn, run, alive, *parts, released[first:end], units.held)
         if units.ruling is not None:
             relearn(turn, run, alive, units.name, units.ruling, records[end - 1])
+            shown = with_parent(alive, shown)
         first = end
     _look_at_scale(turn, alive, seen)
     say_restored(turn, alive)

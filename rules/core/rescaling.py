@@ -114,8 +114,9 @@ def relearn(turn: Turn, run: Run, alive: Alive, name: str, ruling: Ruling, recor
         _say(turn, alive, beside, ruling.other, since)
     for signal, factor in moved.items():
         _convert(alive.trace, signal, factor, first)
-        if alive.inherited is not None:
-            _convert(alive.inherited, signal, factor, len(alive.inherited))
+        for older in (alive.inherited, alive.beyond):
+            if older is not None:
+                _convert(older, signal, factor, len(older))
     alive.scales[beside] = Scale()
     alive.rules = turn.state.fresh_rules()
     alive.firing = {}

@@ -42,7 +42,9 @@ def believed(values: Any, others: Any = NONE, roots: bool = False) -> list[Rulin
 
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
 @pytest.mark.parametrize("factor", [2.0, 8.0, 3.0, 1 / 32])
-def test_an_exact_multiple_is_believed_within_the_limit_at_the_record_where_it_began(factor: float, noise: float) -> None:
+def test_an_exact_multiple_is_believed_within_the_limit_at_the_record_where_it_began(
+    factor: float, noise: float
+) -> None:
     (ruling,) = believed(losses(factor, noise=noise))
     assert ruling.factor == pytest.approx(factor)
     assert ruling.row + 1 - ruling.records == AT
@@ -171,3 +173,23 @@ def test_any_cut_and_a_restart_at_any_record_give_the_same(sizes: list[int], res
     run = played(sizes, restart)
     assert run.incidents == whole.incidents
     assert run.notices == whole.notices
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 400])
+def test_a_resumed_start_is_compared_with_its_parent_in_the_new_unit(chunk: int) -> None:
+    def halved(step: int, signals: dict[str, Any]) -> None:
+        if step > 440:
+            signals["loss"] /= 4.0
+
+    run = core(pack=default_pack())
+    run.play(Attempt(last=500), chunk=500)
+    resumed = {"attempt": 0, "step": 400, "path": "ckpt/0/400"}
+    run.play(
+        Attempt(number=1, first=401, last=800, changes=[halved], start={"resumed_from": resumed}, began=2e9),
+        chunk=chunk,
+    )
+    assert [one for one in run.incidents if one["severity"] == "critical"] == []
+    assert [one["state"] for one in run.incidents if "TrainingResumeLevel" in one["alerts"]] == ["recovered"]
+    assert all(one["closed_step"] < 600 for one in run.incidents)
+    said = [(one["signal"], one["step"]) for one in run.notices if one["kind"] == "logging_scale_change"]
+    assert said == [("loss", 441)]
