@@ -5,6 +5,8 @@ One event is one incident: whatever fires while one is open, or within its heali
 
 from __future__ import annotations
 
+import numpy as np
+
 from trainwarden.record import Step
 
 from .attribution import Cause, attribute
@@ -28,6 +30,8 @@ from .verdict import held_back, lasting, shape
 PERSISTS = 20
 #: Verdicts of rules that judgement checks against its own trend, over so many newest records.
 LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
+#: Verdicts of rules that are information alone where the loss stays within its noise: a ratio of losses near zero is large by nothing.
+SPIKE_CLAIMS = ("transient_spike",)
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
 #: Verdicts of rules that speak of the run and not of a moment.
@@ -295,8 +299,8 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
         seen.firing and believed(seen.severity, seen.verdict, facts) == "critical" for seen in incident.rules.values()
     ):
         why = "a critical rule fires"
-    elif incident.last_active_step - incident.onset >= PERSISTS:
-        why = f"it has lasted {incident.last_active_step - incident.onset} steps"
+    elif (lasted := _fired_for(incident)) >= PERSISTS:
+        why = f"it has lasted {lasted} steps"
     else:
         return
     incident.confirmed_step = facts.now
@@ -319,9 +323,17 @@ def believed(severity: str, offered: str, facts: Facts | None) -> str:
     """
     if facts is not None and held_back(facts.below, offered) and not high_now(facts, LEVEL_RECORDS):
         return "info"
+    if severity == "warning" and offered in SPIKE_CLAIMS and (facts is None or _within_noise(facts)):
+        return "info"
     if severity != "critical" or offered not in LEVEL_CLAIMS:
         return severity
     return "critical" if facts is not None and high_now(facts, LEVEL_RECORDS) else "warning"
+
+
+def _within_noise(facts: Facts) -> bool:
+    """Say whether the loss since the onset left its trend by more than its noise at one step at most, as far as there is a trend."""
+    known = bool(np.isfinite(facts.excess).any()) and not bool(facts.nonfinite.any())
+    return known and int(facts.loss_high.sum()) * facts.trace.stride() < 2
 
 
 def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
