@@ -154,7 +154,7 @@ def _columns(rows: Sequence[Mapping[str, Value]]) -> Iterator[tuple[Key, Column]
 
 def _table(rows: Sequence[Mapping[str, Value]]) -> Floats | None:
     """Return (signals, n) numbers where each row has the signals of the first, all of them bare; else None."""
-    names = tuple(rows[0])
+    names = tuple(rows[0]) if rows else ()
     if len(names) < 2 or set(map(len, rows)) != {len(names)}:
         return None
     try:

@@ -45,7 +45,7 @@ class Evaluator:
         if not len(block):
             return []
         first = block.step[0]
-        if (self._last_step is not None and first <= self._last_step) or np.count_nonzero(np.diff(block.step) <= 0):
+        if (self._last_step is not None and first <= self._last_step) or (block.step[1:] <= block.step[:-1]).any():
             raise ValueError(f"steps must grow: {block.step.tolist()[:5]}… after {self._last_step}")
         running = self._running
         with np.errstate(all="ignore"):  # 1 / 0 is an infinity here, and 0 / 0 is NaN: values, not accidents
@@ -54,12 +54,13 @@ class Evaluator:
             found = [(change.row, order, change) for order, change in self._ended(frame)]
             for order, (output, alert) in self._lives:
                 truth: Series = running.result(output.truth)
-                if alert.idle and (truth.values is frame.nowhere or not np.count_nonzero(truth.values)):
+                if alert.idle and not frame.any(truth.values):
                     alert.skip(frame.steps[-1])
                     continue
                 about: Series | None = None if output.value is None else running.result(output.value)
                 for change in self._live(frame, alert, truth, about):
                     found.append((change.row, order, change))
+        running.end()
         found.sort(key=lambda item: item[:2])
         return [change for _, _, change in found]
 

@@ -93,6 +93,11 @@ class View:
         return low - _HAIR * abs(low), high + _HAIR * abs(high)
 
     @property
+    def even(self) -> bool:
+        """Whether each value covers one step and follows the one before."""
+        return self._past.even
+
+    @property
     def steps(self) -> Ints:
         """Return the step of each value."""
         return self._past.steps

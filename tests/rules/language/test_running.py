@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rules.language.streams import block, pack_of, record
+from tests.rules.language.streams import block, pack_of, record, run
 from tests.rules.language.test_any_cut_gives_the_same import PACKS, stream
 from trainwarden.record import Step
 from trainwarden.rules.core.language import Pack
@@ -115,3 +115,12 @@ def test_a_rule_whose_signals_never_came_is_not_fed(monkeypatch: Any) -> None:
     assert not (found.values.any())
     assert not (found.known.any())
     assert not (found.fresh.any())
+
+
+def test_a_signal_that_was_hidden_when_it_first_came_wakes_its_rules() -> None:
+    pack = pack_of("update_ratio > 1", "x > 1", "y > 1")
+    rows = [{"update_ratio": {"all": 2.0}, "skipped": 1.0}, {"x": 2.0}, {"y": 2.0}, {"update_ratio": {"all": 2.0}}]
+    steps = [record(step, 1, **signals) for step, signals in enumerate(rows, start=1)]
+    fired = [[(one.rule, one.step) for one in run(pack, steps, cuts=cuts)] for cuts in ((), (1, 2, 3))]
+    assert fired[0] == fired[1]
+    assert ("r0", 4) in fired[0]

@@ -115,8 +115,16 @@ class RobustBaseline(Operator):
             if changed:
                 usual = self._reckon() if self._warm() else None
                 changed = False
+            value, stride = given[place], covered[place]
             centres[place], scales[place] = usual or (np.nan, np.nan)
-            changed = self._learn(given[place], covered[place], usual)
+            if usual is None or abs(value - usual[0]) <= self._cut * usual[1]:
+                if self._aside:
+                    self._aside.clear()
+                    self._aside_steps = 0
+                self._join(value, stride)
+                changed = True
+            else:
+                changed = self._set_aside(value, stride, value > usual[0])
             place += 1
         if wanted > len(given) and self._warm():
             centres[-1], scales[-1] = self._reckon()
@@ -184,14 +192,8 @@ class RobustBaseline(Operator):
         deviation, self._hint = deviation_near(self._ordered, centre, self._hint)
         return centre, max(SIGMA_OF_MAD * deviation, LEAST_SPREAD * abs(centre))
 
-    def _learn(self, value: float, stride: int, usual: tuple[float, float] | None) -> bool:
-        """Take one value in or set it aside; say whether the baseline changed."""
-        if usual is None or abs(value - usual[0]) <= self._cut * usual[1]:
-            self._aside.clear()
-            self._aside_steps = 0
-            self._join(value, stride)
-            return True
-        above = value > usual[0]
+    def _set_aside(self, value: float, stride: int, above: bool) -> bool:
+        """Set an unusual value aside; say whether the baseline changed."""
         if above != self._above:
             self._aside.clear()
             self._aside_steps = 0
@@ -213,12 +215,13 @@ class RobustBaseline(Operator):
         return True
 
     def _join(self, value: float, stride: int) -> None:
-        self._usual.append((value, stride))
-        insort(self._ordered, value)
+        usual, ordered = self._usual, self._ordered
+        usual.append((value, stride))
+        insort(ordered, value)
         self._steps += stride
-        while len(self._usual) > self._least and self._steps - self._usual[0][1] >= self._window:
-            old, covered = self._usual.popleft()
-            del self._ordered[bisect_left(self._ordered, old)]
+        while len(usual) > self._least and self._steps - usual[0][1] >= self._window:
+            old, covered = usual.popleft()
+            del ordered[bisect_left(ordered, old)]
             self._steps -= covered
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwarden.rules.core.block import Ints
+from trainwarden.rules.core.block import Bools, Ints
 from trainwarden.rules.core.language.operator import Function, Operator, Type
 from trainwarden.rules.core.language.series import Frame, Series
 from trainwarden.rules.core.language.windows import View, over_sums
@@ -19,6 +19,19 @@ def _running(counts: NDArray[Any]) -> Ints:
     found = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=found[1:])
     return found
+
+
+def _slid(frame: Frame, view: View, flags: Bools, less: int) -> Series | None:
+    """Return how many flags are set in each window, of which each lies one value after the one before and holds ``less`` flags less."""
+    first, size = view.first, view.size - less
+    if first is None or size < 1:
+        return None
+    counts = np.zeros(frame.rows, dtype=np.int64)
+    counts[0] = np.count_nonzero(flags[first : first + size])
+    came, went = flags[first + size :][: frame.rows - 1], flags[first : first + frame.rows - 1]
+    np.cumsum(came.astype(np.int64) - went, out=counts[1:])
+    counts[1:] += counts[0]
+    return Series(counts.astype(np.float64), view.full, view.fresh)
 
 
 class Count(Operator):
@@ -34,7 +47,8 @@ class Count(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the count over each row's window."""
         view: View = inputs[0]
-        return over_sums(frame, view, 1, _running(view.strides * (view.values != 0)))
+        found = _slid(frame, view, view.values != 0, 0) if view.even else None
+        return found or over_sums(frame, view, 1, _running(view.strides * (view.values != 0)))
 
 
 class Changes(Operator):
@@ -50,7 +64,8 @@ class Changes(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the number of changes within each row's window."""
         view: View = inputs[0]
-        return over_sums(frame, view, 1, _running(view.values[1:] != view.values[:-1]), back=1)
+        changed = view.values[1:] != view.values[:-1]
+        return _slid(frame, view, changed, 1) or over_sums(frame, view, 1, _running(changed), back=1)
 
 
 class Streak(Operator):
@@ -71,7 +86,7 @@ class Streak(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the streak at each row."""
         source: Series = inputs[0]
-        if source.known is source.fresh is frame.everywhere and not np.count_nonzero(source.values):
+        if source.known is source.fresh is frame.everywhere and not frame.any(source.values):
             self._steps = self._held = 0
             return Series(np.zeros(frame.rows), source.known, source.fresh)
         true, known, fresh = source.values.tolist(), source.known.tolist(), source.fresh.tolist()

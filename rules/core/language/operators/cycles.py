@@ -45,7 +45,7 @@ class Period(Operator):
         """Return the period known at each row."""
         source: Series = inputs[0]
         happens = frame.both(source.values, source.fresh)
-        if not np.count_nonzero(happens) and not (self._events and self._events[0] <= frame.steps[-1] - self._window):
+        if not frame.any(happens) and not (self._events and self._events[0] <= frame.steps[-1] - self._window):
             rest = np.zeros(frame.rows) if source.known is frame.everywhere else np.where(source.known, 0.0, np.nan)
             if self._period:
                 rest[source.known & (frame.step - self._events[-1] <= _PATIENCE * self._period)] = self._period

@@ -74,9 +74,12 @@ class And(Operator):
         """Return where both hold; known also where one is known to be false."""
         a, b = inputs
         known = frame.both(a.known, b.known)
+        values = frame.both(a.values, b.values)
         if known is not frame.everywhere:
-            known = known | (a.known & ~a.values) | (b.known & ~b.values)
-        return Series(a.values & b.values, known, frame.either(a.fresh, b.fresh))
+            for one in (a, b):
+                if one.known is not frame.nowhere:
+                    known = frame.either(known, one.known if one.values is frame.nowhere else one.known & ~one.values)
+        return Series(values, known, frame.either(a.fresh, b.fresh))
 
 
 class Or(Operator):
@@ -89,10 +92,10 @@ class Or(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return where one holds; known also where only one is known and true."""
         a, b = inputs
-        true = a.values | b.values
+        true = frame.either(a.values, b.values)
         known = frame.both(a.known, b.known)
         if known is not frame.everywhere:
-            known = known | true
+            known = frame.either(known, true)
         return Series(true, known, frame.either(a.fresh, b.fresh))
 
 
