@@ -15,6 +15,7 @@ from msgspec import Struct
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .events import Events
+from .makeup import Moved
 from .ranks import Whose
 from .resumed import UNPLANNED, Planned
 from .trace import FINGERPRINT, Trace
@@ -100,6 +101,7 @@ class Facts:
     blamed: tuple[tuple[str, str, int, float | None], ...] = ()  #: rules that name a cause: name, cause, since, value
     inherited: Trace | None = None  #: the parent's records up to the resume
     planned: Planned = UNPLANNED  #: what this start does on purpose differently
+    moved: tuple[Moved, ...] = ()  #: signals of the batch that began otherwise behind the resume
     below: bool = False  #: since a wrong resume the loss was better than the parent's line leads to
     whose: Whose = field(default_factory=Whose)  #: ranks and hosts that stood out first
     versions: Mapping[str, str] = field(default_factory=dict)  #: precision and versions of this start

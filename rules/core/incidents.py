@@ -15,6 +15,7 @@ from .delivery import pin, rank
 from .events import begun
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
 from .healing import high_now, level
+from .makeup import moved
 from .onset import onset, uncertainty
 from .resumed import line_of
 from .scope import tell, whose_of
@@ -211,6 +212,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         offered=tuple(dict.fromkeys(seen.verdict for seen in incident.rules.values() if seen.verdict)),
         inherited=alive.inherited,
         planned=alive.planned,
+        moved=() if alive.resumed_from is None else moved(alive.makeup, len(trace)),
         below=alive.below,
         whose=whose_of(incident, alive),
         versions=alive.machines.versions,

@@ -30,6 +30,7 @@ from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
 from .lineage import announced, doubt, restored, with_parent
+from .makeup import look as look_at_batches
 from .preflight import say_once
 from .ranks import Rows, advance, scan
 from .replaying import awaited
@@ -61,6 +62,7 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
     shown = with_parent(alive, shown)
+    look_at_batches(alive.makeup, block)
     seen = len(alive.trace)
     first, size = 0, len(released)
     while first < size:

@@ -17,6 +17,7 @@ from trainwarden.record import Event
 
 from .block import Block
 from .inputs import Start
+from .makeup import after
 from .resumed import Planned, departed, last_compared, parent_of, restore_check
 from .settings import Settings
 from .state import Alive, Executed, Rules, Run
@@ -54,6 +55,8 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
         del run.past_starts[:-REMEMBERED]
         run.traces[before.start.attempt] = _line_of(before)
     run.alive = Alive(start=start, line=Line(), trace=Trace(limit=settings.history_steps), rules=rules)
+    if before is not None:
+        run.alive.makeup = after(before.makeup)
     return run.alive
 
 

@@ -26,6 +26,7 @@ from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
 from .machines import Machines
+from .makeup import Makeup
 from .progress import Progress
 from .ranks import Mark, RankWatch
 from .resumed import Planned
@@ -243,6 +244,7 @@ class Alive(Struct):
     compared: bool = True
     repeated: bool = False
     planned: Planned = Planned()
+    makeup: Makeup = field(default_factory=Makeup)
     mismatch: str = ""
     below: bool = False
     described: bool = False

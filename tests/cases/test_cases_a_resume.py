@@ -129,6 +129,9 @@ def test_a07_a_bump_at_each_resume_that_heals_pages_nobody_and_is_written_down()
     assert found.told == []
     assert len(found.incidents) >= 8
     assert {one["severity"] for one in found.incidents} == {"info"}
+    said = [[each["says"] for each in one["evidence"] if "image_text_ratio" in each["says"]] for one in found.incidents]
+    assert all(said)
+    assert {one["cause"]["name"] for one in found.incidents} == {"data"}
 
 
 EPOCH = 1632
