@@ -8,16 +8,19 @@ compressed bodies are not accepted.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlencode
 
 import msgspec
 import requests
 from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.ssl_ import create_urllib3_context
@@ -26,6 +29,8 @@ from urllib3.util.ssl_ import create_urllib3_context
 Fault: TypeAlias = Literal["refused", "name", "timeout", "reset", "too_large", "encoding", "tls", "other"]
 
 _budget = threading.local()
+# An address whose form nobody need look into: a path without anything to escape.
+_PLAIN_URL = re.compile(r"http://[A-Za-z0-9.-]+:[0-9]{1,5}/[A-Za-z0-9._/-]*")
 
 
 class Unanswered(Exception):
@@ -132,15 +137,10 @@ def exchange(
     """
     _budget.end = time.monotonic() + total_timeout
     try:
-        with session.request(
-            method,
-            url,
-            headers=headers,
-            params=params,
-            data=body,
-            timeout=(min(connect_timeout, total_timeout), total_timeout),
-            allow_redirects=False,
-            stream=True,
+        with _send(
+            session,
+            _prepared(session, method, url, headers, params, body),
+            (min(connect_timeout, total_timeout), total_timeout),
         ) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
@@ -171,6 +171,41 @@ def exchange(
         raise _unanswered(error, total_timeout) from None
     finally:
         _budget.end = None
+
+
+def _prepared(
+    session: requests.Session,
+    method: str,
+    url: str,
+    headers: Mapping[str, str] | None,
+    params: Mapping[str, str] | None,
+    body: bytes | None,
+) -> requests.PreparedRequest:
+    """Return the request as the session would prepare it; where there is nothing to merge, at a third of the cost."""
+    if body is not None or len(session.cookies) or session.auth is not None or not _PLAIN_URL.fullmatch(url):
+        return session.prepare_request(requests.Request(method, url, headers=headers, params=params, data=body))
+    prepared = requests.PreparedRequest()
+    prepared.method = method
+    prepared.url = f"{url}?{urlencode(params)}" if params else url
+    own: Any = {**session.headers, **(headers or {})}
+    prepared.headers = CaseInsensitiveDict(own)
+    prepared.hooks = {}
+    return prepared
+
+
+def _send(
+    session: requests.Session, prepared: requests.PreparedRequest, timeout: tuple[float, float]
+) -> requests.Response:
+    """Send by the session's adapter: no redirects, no proxies, no cookies of the answer."""
+    adapter = session.get_adapter(url=prepared.url or "")
+    return adapter.send(
+        prepared,
+        stream=True,
+        timeout=timeout,
+        verify=True if session.verify is None else session.verify,
+        cert=session.cert,
+        proxies={},
+    )
 
 
 def _unanswered(error: Exception, total_timeout: float) -> Unanswered:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwarden.rules.core.block import Floats
+from trainwarden.rules.core.block import Bools, Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Type
 from trainwarden.rules.core.language.series import Frame, Series, Vector
 
@@ -55,7 +55,7 @@ class NonFinite(Operator):
             return Series(np.full(frame.rows, np.nan), nowhere, nowhere)
         known = np.stack([member.known for member in vector.members])
         bad = known & ~np.isfinite(np.stack([member.values for member in vector.members]))
-        some = known.any(axis=0)
+        some: Bools = np.logical_or.reduce(known, axis=0)
         fresh = np.logical_or.reduce([member.fresh for member in vector.members])
         return Series(np.where(some, bad.sum(axis=0), np.nan), some, fresh)
 
