@@ -64,3 +64,51 @@ def test_b05_a_counter_that_was_reset_goes_on_from_nothing_that_can_be_compared(
     found = written(tmp_path, losses(1, 212, 0) + again)
     assert found.incidents == []
     assert "steps_repeated" not in found.kinds
+
+
+# -- the same rules on logs of other programs, which bring no events -------------------------------------------------
+
+
+def table(folder: Path, rows: list[dict[str, Any]]) -> Verdicts:
+    path = folder / "log.csv"
+    names = list(rows[0])
+    text = [
+        ",".join(names),
+        *(",".join("" if row.get(name) is None else repr(row[name]) for name in names) for row in rows),
+    ]
+    path.write_text("\n".join(text) + "\n")
+    return play(placed_of(path)[0])
+
+
+def test_a06_in_a_table_without_events_is_found_at_the_first_step_of_the_second_attempt(tmp_path: Path) -> None:
+    again = [{**row, "lr": 3e-4 * (row["step"] - 200) / 1000} for row in losses(201, 500, 1)]
+    (page,) = table(tmp_path, losses(1, 212, 0) + again).pages
+    assert (page["attempt"], page["opened_step"], page["verdict"]) == (1, 201, "mismatch")
+    assert page["cause"]["name"] == "learning_rate"
+    assert page["action"] == "escalate"
+
+
+def test_a09_in_a_table_without_events_is_a_matter_of_the_data(tmp_path: Path) -> None:
+    chance = np.random.default_rng(3)
+
+    def row(step: int, level: float) -> dict[str, Any]:
+        return {"step": step, "loss": level + 0.01 * float(chance.normal()), "epoch": round(step / 1632, 4)}
+
+    rows = [row(step, 0.20) for step in range(1700, 2541)] + [row(step, 0.16) for step in range(2449, 3000)]
+    (fault,) = table(tmp_path, rows).told
+    assert 2449 <= fault["onset_step"] <= 2468
+    assert (fault["verdict"], fault["cause"]["name"], fault["action"]) == ("mismatch", "data", "none")
+
+
+def test_a21_as_lines_of_offsets_is_found_at_the_second_resume(tmp_path: Path) -> None:
+    # Checkpoints at steps 30 and 40, each with two more steps behind it.
+    parts = [(1, 32, 0), (31, 42, 30), (41, 90, 10)]
+    rows = [
+        {"step": step, "epoch": 0, "sample_position": at + step - first + 1, "loss": 2.0 + 0.01 * math.sin(step * step)}
+        for first, last, at in parts
+        for step in range(first, last + 1)
+    ]
+    faults = written(tmp_path, rows).told
+    assert [(one["attempt"], one["severity"], one["verdict"], one["cause"]["name"]) for one in faults] == [
+        (2, "warning", "mismatch", "data")
+    ]
