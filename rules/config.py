@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.core.settings import PlannedChange, Settings
 from trainwarden.rules.fields import Model, Seconds, convert, where
 from trainwarden.rules.fields import Path as FieldPath
 from trainwarden.rules.yamltext import Document, Problem, YamlError, load
@@ -111,7 +111,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     ``snapshot_interval`` is the longest time between two transactions; an effect never waits for it. Finished outbox
     rows and closed journal rows are kept for ``retention``. ``act_token_file`` holds the bearer token that commands to the
-    API (approve, acknowledge, dismiss) must carry; without it the API only reads.
+    API (approve, acknowledge, dismiss) must carry; without it the API only reads. ``planned_changes`` says at which steps of
+    which runs something is known to change.
     """
 
     sources: list[SourceConfig]
@@ -125,6 +126,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: Seconds = Seconds(30 * 86400.0)
     rules: list[str] = msgspec.field(default_factory=lambda: ["default"])
     policy: Settings = Settings()
+    planned_changes: list[PlannedChange] = []
     receiver: ReceiverConfig | None = None
     act_token_file: str | None = None
     limits: Limits = Limits()
@@ -139,6 +141,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in (("poll_threads", self.poll_threads), ("queue_size", self.queue_size)):
             if not 1 <= value <= 100_000:
                 raise ValueError(f"{name}: {value} is not between 1 and 100000")
+
+    @property
+    def settings(self) -> Settings:
+        """The numbers of the judgement, with what is planned for the runs."""
+        return msgspec.structs.replace(self.policy, planned_changes=tuple(self.planned_changes))
 
     def warnings(self) -> list[str]:
         """Return what can be used but will hardly do what was meant, a sentence each."""
@@ -186,9 +193,18 @@ def read_config(text: str, source: str, base: Path, overrides: dict[str, Any] | 
     if isinstance(raw, dict):
         if "base" in raw:
             raise ConfigError([str(document.problem(document.key_position(("base",)), "base: unknown field"))])
+        _refuse_inner(document, raw.get("policy"), ("policy",))
         raw = _override(raw, overrides or {})
         raw["base"] = str(base)
     return _convert(document, raw, Config)
+
+
+def _refuse_inner(document: Document, policy: Any, path: FieldPath) -> None:
+    """Refuse what the core's settings hold beside the policy: it has its place at the top of the configuration."""
+    if isinstance(policy, dict) and "planned_changes" in policy:
+        at = (*path, "planned_changes")
+        says = f"{where(at)}: unknown field; planned_changes stands at the top of the configuration"
+        raise ConfigError([str(document.problem(document.key_position(at), says))])
 
 
 def _convert(document: Document, value: Any, model: type[Model]) -> Model:
@@ -247,7 +263,29 @@ def load_policy(path: Path) -> Settings:
         raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
     except YamlError as error:
         raise ConfigError([str(problem) for problem in error.problems]) from None
+    _refuse_inner(document, document.value, ())
     return _convert(document, document.value or {}, Settings)
+
+
+class _Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of planned changes alone."""
+
+    planned_changes: list[PlannedChange]
+
+
+def load_planned(path: Path) -> tuple[PlannedChange, ...]:
+    """Read a file that holds ``planned_changes`` alone, in the form that the configuration has.
+
+    Raises:
+        ConfigError: it cannot be read or used.
+    """
+    try:
+        document = load(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
+    except YamlError as error:
+        raise ConfigError([str(problem) for problem in error.problems]) from None
+    return tuple(_convert(document, document.value or {}, _Planned).planned_changes)
 
 
 def read_secret(path: Path) -> str:

@@ -30,6 +30,7 @@ def replay(
     rules: Annotated[list[str] | None, typer.Option(help="Rules: a shipped pack or a file; may be repeated.")] = None,
     policy: Annotated[Path | None, typer.Option(help="YAML file with the policy's settings.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take rules and policy from a daemon's configuration.")] = None,
+    planned: Annotated[Path | None, typer.Option(help="YAML file of planned changes; see docs/replay.md.")] = None,
     inputs: Annotated[
         Path | None,
         typer.Option(help="A daemon's database: what people and the receiver did is replayed too. Needs --config."),
@@ -54,7 +55,7 @@ def replay(
     from msgspec import structs
 
     from trainwarden.rules.cli.progress import reading
-    from trainwarden.rules.config import ConfigError, load_config, load_policy
+    from trainwarden.rules.config import ConfigError, load_config, load_planned, load_policy
     from trainwarden.rules.core.settings import Settings
     from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.driver import Replay
@@ -82,7 +83,10 @@ def replay(
     problems: list[Problem] = []
     try:
         daemon = None if config is None else load_config(config)
-        settings = daemon.policy if daemon else Settings() if policy is None else load_policy(policy)
+        settings = daemon.settings if daemon else Settings() if policy is None else load_policy(policy)
+        if planned is not None:
+            changes = (*settings.planned_changes, *load_planned(planned))
+            settings = structs.replace(settings, planned_changes=changes)
         journalled = None if inputs is None else inputs_in(inputs)
         if rules or daemon is None:
             pack = read_packs(rules or ["default"])

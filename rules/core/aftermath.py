@@ -13,8 +13,9 @@ from .acting import escalate, past, roll_back
 from .delivery import rank
 from .incidents import close, conclude, facts_of, open_incident, place, remember
 from .lineage import applied_plan, executed, plan_of
+from .planned import parted
 from .policy import Decision
-from .recovery import Judged, begin, finish_early, go_on, observe
+from .recovery import Judged, begin, cut_short, finish_early, go_on, observe
 from .replaying import expect
 from .state import Alive, Incident, RuleSeen, Run
 from .targets import abandoned
@@ -147,6 +148,11 @@ def verify(turn: Turn, run: Run, alive: Alive, record: Step) -> None:
         again = _again(turn, alive, incident, record)
         if again is not None:
             _settle(turn, run, alive, incident, again, record.time, record.step)
+            continue
+        change = parted(alive.changes, incident.onset, record.step)
+        if change is not None:
+            judged = cut_short(verification, change, incident.trend, turn.settings)
+            _settle(turn, run, alive, incident, judged, record.time, record.step)
             continue
         parent = run.traces.get(verification.parent_attempt)
         for judged in observe(verification, record, parent, incident.trend, turn.settings):

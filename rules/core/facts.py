@@ -6,7 +6,7 @@ evidence, verdict, policy and planning all work on them: (facts) -> findings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .events import Events
 from .makeup import Moved
+from .planned import Announced, baseline_from
 from .ranks import Whose
 from .resumed import UNPLANNED, Planned
 from .trace import FINGERPRINT, Trace
@@ -39,7 +40,7 @@ SHARE_SDS, SHARE_FACTOR = 8.0, 1.25
 #: Steps after a resume within which an onset may be the resume's fault; a record may cover several.
 RESUME_STEPS = 200
 #: Kinds of causes that findings may speak for.
-CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "distributed", "model")
+CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "distributed", "model", "planned_change")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class Facts:
     rules: tuple[str, ...]
     offered: tuple[str, ...]  #: verdicts that the rules offer, in the order of their firing
     blamed: tuple[tuple[str, str, int, float | None], ...] = ()  #: rules that name a cause: name, cause, since, value
+    changes: tuple[Announced, ...] = ()  #: planned changes that the onset lies in or shortly behind
     inherited: Trace | None = None  #: the parent's records up to the resume
     planned: Planned = UNPLANNED  #: what this start does on purpose differently
     moved: tuple[Moved, ...] = ()  #: signals of the batch that began otherwise behind the resume
@@ -202,10 +204,13 @@ def high_gradient(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bool
 BASELINED = ("grad_norm", "update_ratio", "loss_scale", "exp_avg", "exp_avg_sq", *FINGERPRINT)
 
 
-def before_onset(trace: Trace, inherited: Trace | None, onset: int) -> tuple[Trend | None, dict[str, Baseline]]:
+def before_onset(
+    trace: Trace, inherited: Trace | None, onset: int, changes: Sequence[Announced] = ()
+) -> tuple[Trend | None, dict[str, Baseline]]:
     """Return trend and baselines of the records before ``onset``.
 
-    Own records come first; the parent's, up to the resume, only where there are too few.
+    Own records come first; the parent's, up to the resume, only where there are too few. What a planned change moved is looked at
+    behind its burn-in alone.
     """
     end = trace.row(onset)
     first = max(0, end - TREND_RECORDS)
@@ -214,12 +219,14 @@ def before_onset(trace: Trace, inherited: Trace | None, onset: int) -> tuple[Tre
         older = inherited.row(min(onset, int(trace.steps[0]) if len(trace) else onset))
         parts.insert(0, (inherited, slice(max(0, older - TREND_RECORDS), older)))
     steps = np.concatenate([part.steps[rows] for part, rows in parts])
-    kept = steps >= TREND_FROM * onset
+    kept = steps >= max(TREND_FROM * onset, baseline_from(changes, "loss", onset))
     losses = np.concatenate([part.column("loss")[rows] for part, rows in parts])
     trend = fit(steps[kept], losses[kept])
     usual: dict[str, Baseline] = {}
     for name in BASELINED:
-        found = baseline(np.concatenate([part.column(name)[rows] for part, rows in parts])[-TREND_RECORDS:])
+        signal = "moment_rms" if name.startswith("exp_avg") else name
+        values = np.concatenate([part.column(name)[rows] for part, rows in parts])
+        found = baseline(values[steps >= baseline_from(changes, signal, onset)][-TREND_RECORDS:])
         if found is not None:
             usual[name] = found
     return trend, usual

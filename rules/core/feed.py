@@ -18,12 +18,13 @@ from .events import remember
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
 from .judging import judge, say_restored
 from .language import Evaluator
-from .lineage import announced, describe, follows, resumed_within, take_over
+from .lineage import announced, configured, describe, follows, resumed_within, take_over
 from .preflight import described
 from .resumed import ANNOUNCING
 from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
+from .settling import hear
 from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, dump_memory, load_memory
 from .stream import Cursor, Gap, admit, flush, pass_time, take, take_row
 from .turn import Turn
@@ -66,11 +67,14 @@ def load(parts: Mapping[str, bytes], settings: Settings, pack: Any, engines: Ale
     """
     source = engines or Language()
     try:
-        return State(settings, pack, source, load_memory(parts, pack, source))
+        memory = load_memory(parts, pack, source)
     except ValueError as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"stored state of the rules: {error}; delete it to begin anew") from None
+    for run in memory.runs.values():
+        configured(run, settings)
+    return State(settings, pack, source, memory)
 
 
 def feed(state: State, value: Input) -> list[Effect]:
@@ -187,6 +191,7 @@ def _happened(turn: Turn, value: Happened) -> None:
                 turn.notice(alive.start, "resume", alive.resumed_from, says)
     elif event.kind in ANNOUNCING:
         announced(alive, event.kind)
+        hear(turn, alive, value.rank, event)
     elif event.kind == "resume":
         judge(turn, run, alive, flush(alive.line))
         if resumed_within(alive, event):
@@ -198,6 +203,8 @@ def _happened(turn: Turn, value: Happened) -> None:
         say_restored(turn, alive, over=True)
         standstill.exited(turn, run, alive, event)
         aftermath.ended(turn, run, alive, event, event.time, event.step)
+    else:
+        hear(turn, alive, value.rank, event)
     if machines.failed(alive.machines, value.rank, event):
         failing.failed(turn, run, alive, event)
 

@@ -17,6 +17,7 @@ from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high
 from .healing import high_now, level
 from .makeup import moved
 from .onset import onset, uncertainty
+from .planned import near, parted
 from .resumed import line_of
 from .scope import tell, whose_of
 from .seeing import Change
@@ -53,20 +54,28 @@ def open_incident(run: Run, start_id: str) -> Incident | None:
     return None
 
 
-def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> None:
-    """Let a firing alert open an incident or join the open one."""
+def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, withheld: bool = False) -> None:
+    """Let a firing alert open an incident or join the open one. ``withheld``: a planned change excuses it, so it only informs."""
     severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
+    if withheld:
+        severity = "info"
     incident = open_incident(run, alive.start.start_id)
+    if incident is not None and incident.excused and not withheld:
+        says = "An alert that the planned change does not excuse opened an incident of its own."
+        close(turn, incident, record.time, record.step, "inconclusive", says)
+        incident = None
     if incident is not None and _outgrown(incident, severity, change.since, turn.settings.heal_steps):
         close(turn, incident, record.time, record.step, "recovered", "A graver alert opened an incident of its own.")
         incident = None
     fresh = incident is None
     if incident is None:
-        incident = _open(turn, run, alive, record, change)
+        incident = _open(turn, run, alive, record, change, severity)
     known = incident.rules.get(change.rule)
     if known is None:
         cause = change.labels.get("cause", "")
-        seen = RuleSeen(change.since, record.step, severity, offered, value=change.value, cause=cause)
+        seen = RuleSeen(
+            change.since, record.step, severity, offered, value=change.value, cause=cause, withheld=withheld
+        )
         incident.rules[change.rule] = seen
         if not fresh:
             turn.note(incident, record.time, record.step, f"{change.rule} joins (since step {change.since}).")
@@ -112,7 +121,7 @@ def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) ->
     return since > incident.last_active_step + INFO_HEALS or since - incident.opened_step > heal_steps
 
 
-def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> Incident:
+def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, severity: str) -> Incident:
     start = alive.start
     alive.incidents += 1
     incident = Incident(
@@ -124,7 +133,7 @@ def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
         onset=change.since,
         opened_step=record.step,
         opened_time=record.time,
-        severity=_opening(alive, change),
+        severity=_opening(alive, change, severity),
         verdict=change.labels.get("verdict", "other") or "other",
         last_active_step=record.step,
         follows=predecessor(run, start.attempt),
@@ -133,12 +142,12 @@ def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> I
     return incident
 
 
-def _opening(alive: Alive, change: Change) -> str:
+def _opening(alive: Alive, change: Change, severity: str) -> str:
     """Return the severity to open with: nobody is told of what a change of unit, or a resume, would explain before it is decided."""
     offered = change.labels.get("verdict", "")
     if held_back(alive.unit_doubted, offered) or held_back(alive.below, offered):
         return "info"
-    return believed(change.labels.get("severity", "warning"), offered, None)
+    return believed(severity, offered, None)
 
 
 def remember(run: Run, incident: Incident) -> None:
@@ -176,9 +185,15 @@ def _usual(alive: Alive, step: int) -> tuple[Trend | None, dict[str, Baseline]]:
 
     What was too good since a wrong resume is no trend: where the attempt before led is (case A09).
     """
-    trend, usual = before_onset(alive.trace, alive.inherited, step)
-    if alive.below and alive.inherited is not None and alive.resumed_from is not None:
-        trend = line_of(alive.inherited, alive.resumed_from)
+    trend, usual = before_onset(alive.trace, alive.inherited, step, alive.changes)
+    source = alive.resumed_from
+    if (
+        alive.below
+        and alive.inherited is not None
+        and source is not None
+        and parted(alive.changes, source, step) is None
+    ):
+        trend = line_of(alive.inherited, source)
     return trend, usual
 
 
@@ -186,23 +201,27 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
     """Return the incident's numbers as of the newest record."""
     trace = alive.trace
     rows = slice(trace.row(incident.onset), len(trace))
-    excess, loss_high, nonfinite = high_loss(trace, rows, incident.trend)
+    now = int(trace.steps[-1]) if len(trace) else incident.onset
+    trend, usual = incident.trend, incident.usual
+    if parted(alive.changes, incident.onset, now) is not None:
+        trend, usual = None, {}  # what was usual before a planned change says nothing of what is behind it
+    excess, loss_high, nonfinite = high_loss(trace, rows, trend)
     return Facts(
         trace=trace,
         onset=incident.onset,
         uncertainty=incident.uncertainty,
         opened=incident.opened_step,
-        now=int(trace.steps[-1]) if len(trace) else incident.onset,
-        trend=incident.trend,
-        usual=incident.usual,
+        now=now,
+        trend=trend,
+        usual=usual,
         steps=trace.steps[rows],
         loss=trace.column("loss")[rows],
         loss_measured=trace.measured("loss")[rows],
         excess=excess,
         loss_high=loss_high,
         nonfinite=nonfinite,
-        grad_high=high_gradient(trace, rows, incident.usual),
-        dirty=dirty_rows(trace, rows, incident.usual),
+        grad_high=high_gradient(trace, rows, usual),
+        dirty=dirty_rows(trace, rows, usual),
         first_step=alive.first_step,
         resumed_from=alive.resumed_from,
         beta2=_beta2(alive),
@@ -220,6 +239,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         events=run.events,
         periodic=_periodic(incident),
         samples=tuple(trace.samples(rows.start)) if rows.start < len(trace) else (),
+        changes=near(alive.changes, incident.onset),
     )
 
 

@@ -31,6 +31,7 @@ from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
 from .instrument_screen import screen
 from .lineage import announced, doubt, restored, with_parent
 from .makeup import look as look_at_batches
+from .planned import parted
 from .preflight import say_once
 from .ranks import Rows, advance, scan
 from .replaying import awaited
@@ -38,6 +39,7 @@ from .replaying import look as look_again
 from .rescaling import look_at_units, relearn
 from .scope import attend
 from .seeing import Change
+from .settling import cross, withheld
 from .standstill import stepped_again
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
@@ -48,6 +50,12 @@ from .verdict import PERSISTENT, RECURRING, held_back, mostly_high, persisted
 def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> None:
     """Evaluate released records in order. How they are cut into calls makes no difference."""
     if not released:
+        return
+    if alive.next_change is not None and released[-1].record.step > alive.next_change:
+        first = next(place for place, one in enumerate(released) if one.record.step > alive.next_change)
+        judge(turn, run, alive, released[:first])
+        cross(turn, run, alive, released[first].record)
+        judge(turn, run, alive, released[first:])
         return
     until = COMPARED - len(alive.trace)
     if alive.inherited is not None and 0 < until < len(released):
@@ -151,11 +159,14 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
     for change in changes:
         if change.state == "firing":
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
-            alive.firing[change.rule] = RuleSeen(change.since, record.step, severity, offered)
+            excused = withheld(alive, change.rule, change.labels)
+            alive.firing[change.rule] = RuleSeen(change.since, record.step, "info" if excused else severity, offered)
             say_once(turn, alive, change)
-            if change.labels.get("scope") != "ranks":  # ranks that disagree say nothing about the attempt before
+            if (
+                change.labels.get("scope") != "ranks" and not excused
+            ):  # ranks that disagree say nothing of the attempt before
                 doubt(alive, record.step, severity, offered)
-            fired(turn, run, alive, record, change)
+            fired(turn, run, alive, record, change, excused)
         elif change.state in ("resolved", "unknown"):
             alive.firing.pop(change.rule, None)
             resolved(turn, run, alive, record, change)
@@ -180,9 +191,18 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
     attend(incident, alive)
     if not (due(incident) or changed):
         return
+    if incident.plan is not None and parted(alive.changes, incident.onset, record.step) is not None:
+        if record.step - incident.opened_step > settings.open_steps:
+            says = f"Nobody decided about its plan in {settings.open_steps} steps."
+            escalate(turn, incident, record.time, record.step, says)
+        return  # the plan was made of what was comparable; a planned change does not speak against it
     facts = facts_of(incident, alive, run)
     cause = conclude(incident, facts, settings.persist_steps)
     _place_in_groups(alive, incident)
+    if incident.excused:
+        turn.touch(incident)
+        heal(turn, incident, facts, record.time)
+        return
     for seen in incident.rules.values():
         if not held_back(alive.unit_doubted, seen.verdict):
             raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
@@ -233,9 +253,7 @@ def _look_at_instruments(turn: Turn, alive: Alive, record: Step, names: Sequence
             turn.notice(alive.start, fault.kind, record.step, fault.says, fault.signal)
 
 
-def _look_at_ranks(
-    turn: Turn, alive: Alive, ranks: Rows | None, records: Sequence[Step], first: int, end: int
-) -> None:
+def _look_at_ranks(turn: Turn, alive: Alive, ranks: Rows | None, records: Sequence[Step], first: int, end: int) -> None:
     """Remember which ranks stand out, and say once that each of them logs the gradient norm of its own shard."""
     if ranks is None:
         return

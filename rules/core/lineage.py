@@ -18,6 +18,7 @@ from trainwarden.record import Event
 from .block import Block
 from .inputs import Start
 from .makeup import after
+from .planned import configure, inherit, next_step, of_settings
 from .resumed import Planned, departed, last_compared, parent_of, restore_check
 from .settings import Settings
 from .state import Alive, Executed, Rules, Run
@@ -34,6 +35,8 @@ NEAR_RESUME = 200
 MADE_TWICE = 200
 #: Steps and counts that a start event tells are below this; a float is exact up to here.
 LARGEST = 2**53
+#: Attempts whose planned changes are remembered.
+PLANS = 8
 #: Ways to leave data out that a plan can ask for.
 CAN_SKIP = ("substitute", "shift", "exclude")
 #: Characters of a name or a path that is remembered.
@@ -54,10 +57,22 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
         run.past_starts.append(before.start.start_id)
         del run.past_starts[:-REMEMBERED]
         run.traces[before.start.attempt] = _line_of(before)
+        run.changes[before.start.attempt] = before.changes
+        for forgotten in sorted(run.changes)[:-PLANS]:
+            del run.changes[forgotten]
     run.alive = Alive(start=start, line=Line(), trace=Trace(limit=settings.history_steps), rules=rules)
     if before is not None:
         run.alive.makeup = after(before.makeup)
+    configured(run, settings)
     return run.alive
+
+
+def configured(run: Run, settings: Settings) -> None:
+    """Give the live start what the configuration plans for its run, now that it may say something else than before."""
+    alive = run.alive
+    if alive is not None:
+        configure(alive.changes, of_settings(settings, alive.start.run))
+        alive.next_change = next_step(alive.changes)
 
 
 def describe(run: Run, alive: Alive, event: Event) -> None:
@@ -83,6 +98,11 @@ def describe(run: Run, alive: Alive, event: Event) -> None:
             parent = run.traces[max(run.traces)]
         if parent is not None:
             _inherit(alive, parent, alive.resumed_from)
+        planned = run.changes.get(alive.resumed_attempt if alive.resumed_attempt is not None else -1)
+        if planned is None and run.changes:
+            planned = run.changes[max(run.changes)]
+        inherit(alive.changes, planned or [], alive.resumed_from)
+        alive.next_change = next_step(alive.changes)
     report = applied_plan(event)
     if report is not None:
         parts = {

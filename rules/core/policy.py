@@ -27,6 +27,7 @@ Wanted = Literal["none", "rollback", "escalate"]
 class Decision:
     """What should be done and why; ``needs_approval`` where the cause is too unclear to act alone.
 
+    What a planned change broke is unclear too: behind a rollback the change comes again.
     ``held_by`` names what makes it wait for more steps: ``warm_up`` or ``cool_down``.
     """
 
@@ -82,7 +83,7 @@ def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decisi
         return Decision("escalate", f"{reason} {past.rollbacks} rollbacks were made already: a person must look.")
     if past.mismatch:
         return Decision("escalate", f"{reason} It resumed wrongly: after a rollback the next one would as well.")
-    unclear = cause.name == "undetermined" or cause.confidence < settings.confidence
+    unclear = cause.name in ("undetermined", "planned_change") or cause.confidence < settings.confidence
     return Decision("rollback", reason, needs_approval=unclear)
 
 
@@ -106,7 +107,9 @@ def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:
     if facts.records >= need and facts.nonfinite[-need:].all():
         return f"The loss is not finite for {need} records in a row: the weights are no longer numbers."
     if facts.whose.bad >= need and facts.whose.bad_at == facts.now:
-        return f"The loss of some ranks alone is not finite for {facts.whose.bad} records: their weights are no numbers."
+        return (
+            f"The loss of some ranks alone is not finite for {facts.whose.bad} records: their weights are no numbers."
+        )
     if cause.name == "data" and dirty_now(facts, settings.dirty_steps):
         return (
             f"{int(np.count_nonzero(facts.dirty))} batches since step {facts.onset} are dirty and it does not heal: "

@@ -21,6 +21,7 @@ import numpy as np
 from trainwarden.plan import Plan, merge_ranges
 from trainwarden.record import Ranges, Step
 
+from .planned import Announced
 from .settings import Settings
 from .state import Check, Incident, Verification
 from .trace import Trace
@@ -145,6 +146,18 @@ def finish_early(verification: Verification, last_step: int, trend: Trend | None
         return third_window(verification, trend)
     return Judged(
         f"The run ended {max(seen, 0)} steps into the last window; {round(HALF * settings.verify_steps)} are needed.",
+        "inconclusive",
+    )
+
+
+def cut_short(verification: Verification, change: Announced, trend: Trend | None, settings: Settings) -> Judged:
+    """Judge at a planned change behind the onset: what follows has another level than the trend foretells."""
+    seen = change.step - verification.after_from + 1
+    if seen >= HALF * settings.verify_steps:
+        return third_window(verification, trend)
+    return Judged(
+        f"The planned change of {change.name} after step {change.step} gives the loss another level, {max(seen, 0)} steps into "
+        f"the last window; {round(HALF * settings.verify_steps)} are needed to compare it with the trend before the onset.",
         "inconclusive",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from .block import Block
@@ -52,6 +52,15 @@ class AlertEngine(Protocol):
     @property
     def waits(self) -> bool:
         """Whether an alert of the clock is pending or firing."""
+
+    def begin_anew(self, rules: Collection[str]) -> None:
+        """Forget what these rules remember, as at a new start; the others go on."""
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Return each rule's labels."""
+
+    def reads(self, rule: str) -> frozenset[str]:
+        """Return the names of the signals that a rule reads."""
 
     def dump(self) -> Any:
         """Return the state as plain data."""

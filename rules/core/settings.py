@@ -15,6 +15,23 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Step = Annotated[int, Meta(ge=1, le=2**53)]
+Word = Annotated[str, Meta(min_length=1, max_length=40)]
+
+
+class PlannedChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change that is known beforehand: the runs of a name, the first step that is trained under it, what changes."""
+
+    step: Step
+    """The first step that is trained under the change."""
+    kind: Word
+    """stage, mixture, batch_size, lr_phase, or a word of your own."""
+    run: str = "*"
+    """The run's display name, or a pattern with * and ?."""
+    settle_steps: CountOrNone | None = None
+    """Steps of the burn-in; the policy's settle_steps by default."""
+    note: str = ""
+    """What people are told of it."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +64,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """First steps of a run, and first steps of an attempt after its resume, in which nothing is done to it."""
     cooldown_steps: CountOrNone = 50
     """Steps that an attempt which was rolled back must have run before it may be rolled back again."""
+    settle_steps: CountOrNone = 100
+    """Steps of the burn-in after a planned change that says nothing of its own: case B03 settles within fifty."""
     confidence: Share = 0.5
     """Confidence in the cause below which an action needs a person's approval even in mode act."""
     verify_steps: Count = 200
@@ -81,3 +100,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Records kept in memory for each start: the baseline, and what a resumed attempt is compared with."""
     dead_records: Count = 50
     """Equal values in a row after which a signal that should vary is reported as dead or repeated."""
+
+    planned_changes: tuple[PlannedChange, ...] = ()
+    """What is known of runs beforehand. Not a field of the policy: it stands at the top of the configuration."""

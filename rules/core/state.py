@@ -27,6 +27,7 @@ from .instrument import Watch
 from .instrument_rescale import Scale
 from .machines import Machines
 from .makeup import Makeup
+from .planned import Announced
 from .progress import Progress
 from .ranks import Mark, RankWatch
 from .resumed import Planned
@@ -83,7 +84,10 @@ class Executed(Struct, frozen=True):
 
 
 class RuleSeen(Struct):
-    """One rule within an incident: the first step its expression held, when it fired, what it says and what it compared."""
+    """One rule within an incident: the first step its expression held, when it fired, what it says and what it compared.
+
+    ``withheld``: a planned change excuses it.
+    """
 
     since: int
     fired_step: int
@@ -93,6 +97,7 @@ class RuleSeen(Struct):
     over: bool = False
     value: float | None = None
     cause: str = ""
+    withheld: bool = False
 
 
 class Entry(Struct, frozen=True):
@@ -201,6 +206,11 @@ class Incident(Struct):
     told: int = 0
 
     @property
+    def excused(self) -> bool:
+        """Whether a planned change explains all of its rules."""
+        return bool(self.rules) and all(seen.withheld for seen in self.rules.values())
+
+    @property
     def open(self) -> bool:
         """Whether it still gathers alerts and may be acted upon."""
         return self.state in OPEN_STATES
@@ -266,6 +276,8 @@ class Alive(Struct):
     incidents: int = 0
     ranks: RankWatch = field(default_factory=RankWatch)
     machines: Machines = field(default_factory=Machines)
+    changes: list[Announced] = field(default_factory=list)
+    next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends
 
 
 class Run(Struct):
@@ -276,6 +288,7 @@ class Run(Struct):
     alive: Alive | None = None
     past_starts: list[str] = field(default_factory=list)
     traces: dict[int, Trace] = field(default_factory=dict)
+    changes: dict[int, list[Announced]] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     executed: list[Executed] = field(default_factory=list)
     incidents: dict[str, Incident] = field(default_factory=dict)

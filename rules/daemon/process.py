@@ -62,7 +62,7 @@ class Daemon:
                 self._store,
                 self._inbox,
                 self._positions,
-                msgspec.structs.replace(config.policy, receiver=config.receiver is not None),
+                msgspec.structs.replace(config.settings, receiver=config.receiver is not None),
                 pack,
                 self._metrics,
                 snapshot_interval=config.snapshot_interval,

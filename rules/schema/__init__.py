@@ -44,6 +44,7 @@ def schema_of(name: str) -> dict[str, Any]:
     for model in _structs(models):
         _describe(model, components)
     components.get("Config", {}).get("properties", {}).pop("base", None)  # where the file lies, not what stands in it
+    components.get("Settings", {}).get("properties", {}).pop("planned_changes", None)  # at the top of the file
     return {"$schema": DIALECT, "title": title, **root, "$defs": components}
 
 
@@ -71,6 +72,8 @@ def _plain(kind: Any, made: dict[Any, Any]) -> Any:
     inside = tuple(_plain(one, made) for one in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         return list[inside]  # type: ignore[valid-type]
+    if typing.get_origin(kind) is tuple:
+        return tuple[inside]  # type: ignore[valid-type]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return reduce(or_, inside)
     return kind

@@ -73,10 +73,14 @@ def judge(
     samples: int = 0,
     said: Mapping[int, dict[str, Any]] | None = None,
     events: Mapping[int, Sequence[Event]] | None = None,
+    changes: Sequence[tuple[int, str, dict[str, Any]]] = (),
+    told_after: int | None = None,
+    settings: Settings | None = None,
 ) -> Verdicts:
     """Play attempts, each resumed from the record before its first step, and return what came out.
 
-    ``said`` adds to the start event of an attempt, ``events`` are those behind it.
+    ``said`` adds to the start event of an attempt, ``events`` are those behind it. ``changes`` (step, kind, fields) are events behind
+    the record of their step, or all behind that of ``told_after``.
     """
     lines: list[tuple[Start, int, Step | Event]] = []
     clock = 0.0
@@ -88,16 +92,22 @@ def judge(
         fields |= (said or {}).get(number, {})
         lines.append((start, 0, Event(kind="start", time=clock, seq=1, step=first - stride, fields=fields)))
         lines += [(start, 0, msgspec.structs.replace(one, time=clock)) for one in (events or {}).get(number, ())]
-        for place, (step, row) in enumerate(attempt):
+        seq = 1
+        for step, row in attempt:
             clock += 1.0
+            seq += 1
             span = [((step - 1) * samples, step * samples)] if samples else []
-            record = Step(seq=place + 2, step=step, time=clock, stride=stride, signals=row, samples=span)
+            record = Step(seq=seq, step=step, time=clock, stride=stride, signals=row, samples=span)
             lines.append((start, 0, record))
-    return play(lines)
+            for at, kind, fields in changes:
+                if (told_after or at) == step:
+                    seq += 1
+                    lines.append((start, 0, Event(kind=kind, time=clock, seq=seq, step=at, fields=fields)))
+    return play(lines, settings)
 
 
-def play(lines: Iterable[tuple[Start, int, Step | Event]]) -> Verdicts:
+def play(lines: Iterable[tuple[Start, int, Step | Event]], settings: Settings | None = None) -> Verdicts:
     """Play lines as they are and return what came out."""
-    found = Replay(Settings(), pack()).run(lines)
+    found = Replay(settings or Settings(), pack()).run(lines)
     incidents = sorted(found.incidents.values(), key=lambda one: one["opened_step"])
     return Verdicts(incidents, list(found.notices.values()))

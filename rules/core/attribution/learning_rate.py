@@ -28,13 +28,14 @@ def find(facts: Facts) -> list[Finding]:
     ratios = rates[1:] / rates[:-1]
     place = int(np.argmax(ratios))
     if ratios[place] > JUMP:
+        planned = any(one.step < steps[place + 1] <= one.end for one in facts.changes)
         return [
             Finding(
                 kind="learning_rate",
                 step=int(steps[place + 1]),
                 cause="learning_rate",
                 weight=0.7,
-                says=f"The learning rate rose {ratios[place]:.3g} times at step {int(steps[place + 1])}.",
+                says=f"The learning rate rose {ratios[place]:.3g} times at step {int(steps[place + 1])}{', as planned' if planned else ''}.",
             )
         ]
     whole = facts.before("lr", records=2000)

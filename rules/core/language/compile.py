@@ -60,6 +60,17 @@ class Program:
         """Return a new operator for each node."""
         return [make(node) for node in self.nodes]
 
+    def below(self, output: Output) -> set[int]:
+        """Return the numbers of all nodes that an output is made of."""
+        found: set[int] = set()
+        waiting = [output.truth] if output.value is None else [output.truth, output.value]
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += self.nodes[number].inputs
+        return found
+
 
 class Builder:
     """Collects nodes; asking twice for the same one gives the same number."""

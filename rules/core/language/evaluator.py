@@ -6,7 +6,7 @@ change at the same steps, and numbers agree to 1e-9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,39 @@ class Evaluator:
                 change = alert.feed(Record(row, frame.steps[row], frame.strides[row], time, False, True, True, None))
                 if change is not None:
                     yield order, change
+
+    def begin_anew(self, rules: Collection[str]) -> None:
+        """Forget what these rules remember: their windows and alerts begin empty, as at a new start.
+
+        What a rule that goes on is made of goes on too, and so does how often a signal is measured.
+        """
+        program = self.pack.program
+        going = {
+            number
+            for name, output in zip(self.pack.rules, program.outputs, strict=True)
+            if name not in rules
+            for number in program.below(output)
+        }
+        for number, fresh in enumerate(program.operators()):
+            if number not in going and program.nodes[number].inputs:
+                self._operators[number] = fresh
+        self._running = Running(program, self._operators)
+        for rule, alert in zip(self.pack.rules.values(), self._alerts, strict=True):
+            if rule.name in rules:
+                alert.load(Alert(rule.alert).dump())
+
+    def labels(self) -> dict[str, Mapping[str, str]]:
+        """Return each rule's labels."""
+        return {name: rule.labels for name, rule in self.pack.rules.items()}
+
+    def reads(self, rule: str) -> frozenset[str]:
+        """Return the names of the signals that a rule reads; none for a rule that the pack does not have."""
+        program = self.pack.program
+        for name, output in zip(self.pack.rules, program.outputs, strict=True):
+            if name == rule:
+                keys = [dict(program.nodes[number].parameters).get("key") for number in program.below(output)]
+                return frozenset(key if isinstance(key, str) else str(key[0]) for key in keys if key)
+        return frozenset()
 
     def dump(self) -> dict[str, Any]:
         """Return the whole state as plain values, the same in JSON and in msgpack. Its size is bounded by the pack."""
