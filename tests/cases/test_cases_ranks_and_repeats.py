@@ -285,6 +285,29 @@ def test_a38_the_same_data_without_a_spike_clears_the_data_and_suspects_the_mach
     assert "passed" in says(incident)
 
 
+def test_a38_behind_a_rollback_the_machine_is_suspect_and_the_verification_goes_on() -> None:
+    target = {"attempt": 0, "step": 4900, "path": "ckpt"}
+    plan = {"plan_id": "plan_x", "start_step": 4901, "target": target}
+    (incident,) = judge_ranks(
+        Ranks(4400, 5040, spiking(5000), samples=16),
+        Ranks(4901, 5400, healthy(), samples=16, said={"plan_applied": plan}),
+    ).told
+    assert incident["cause"]["name"] == "hardware"
+    assert incident["verdict"] == "transient_spike"
+    assert incident["state"] == "recovered"
+    assert incident["verification"]["windows"][2]["says"]
+
+
+def test_a38_a_plan_that_resets_the_optimizer_does_not_repeat_the_experiment() -> None:
+    target = {"attempt": 0, "step": 4900, "path": "ckpt"}
+    plan = {"plan_id": "plan_x", "start_step": 4901, "target": target, "reset_optimizer": True}
+    found = judge_ranks(
+        Ranks(4400, 5040, spiking(5000), samples=16),
+        Ranks(4901, 5400, healthy(), samples=16, said={"plan_applied": plan}),
+    )
+    assert found.told[0]["cause"]["name"] != "hardware"
+
+
 def test_a38_other_data_without_a_spike_says_nothing() -> None:
     found = judge_ranks(Ranks(4400, 5040, spiking(5000)), Ranks(4901, 5200, healthy(), seed=1))
     (incident,) = found.told
