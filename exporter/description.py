@@ -103,7 +103,8 @@ def nccl() -> str | None:
     if torch.version.cuda is None or not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     try:
-        found: Any = torch.cuda.nccl.version()
+        version: Any = torch.cuda.nccl.version
+        found = version()
     except (AttributeError, RuntimeError):
         return None
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
