@@ -70,8 +70,11 @@ def tune(
         with tempfile.TemporaryDirectory(prefix="trainwarden-tune-") as spool:
             recordings = find_recordings(files, sys.stdin.buffer, Path(spool), format=format, maps=maps)
             blocks = [block for recording in recordings for block in starts(merged(recording))]
+            damaged = [row["says"] for recording in recordings for row in recording.notices if row["kind"] == "damaged"]
     except (RuleFileError, ReplayError) as error:
         fail(str(error))
+    for says in damaged:
+        typer.echo(f"notice: {says}", err=True)
     if not blocks:
         fail("there is no step in these logs")
     read = [RuleText.of(*text) for text in texts]

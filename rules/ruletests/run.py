@@ -79,11 +79,10 @@ def _run(loaded: Loaded, ready: Ready, name: str) -> Iterator[Failure]:
     dead = Settings().dead_records
     block, _ = screen({}, given, dead)
 
-    def failure(at: Place, about: str, expected: str, got: str, history: str = "") -> Failure:
+    def failure(at: Place, step: int, about: str, expected: str, got: str, history: str = "") -> Failure:
         line, column = loaded.document.position((*ready.place, *at))
-        return Failure(
-            loaded.document.source, line, column, name, about, expected, got, history, hidden(given, block, dead)
-        )
+        note = hidden(given, block, ready.given.row(step), dead)
+        return Failure(loaded.document.source, line, column, name, about, expected, got, history, note)
 
     changes = Evaluator(loaded.pack).feed(block)
     for index, one in enumerate(ready.test.alert_rule_test):
@@ -91,22 +90,23 @@ def _run(loaded: Loaded, ready: Ready, name: str) -> Iterator[Failure]:
         wrong = _alert(one, mine)
         if wrong is not None:
             about = f"{one.alertname} at step {one.eval_step}"
-            yield failure(("alert_rule_test", index), about, *wrong, history(mine))
+            yield failure(("alert_rule_test", index), one.eval_step, about, *wrong, history(mine))
     if ready.program is None:
         return
     for index, (each, series) in enumerate(zip(ready.test.expr_test, evaluate(ready.program, block), strict=True)):
         expected, got = _expression(each, series, ready.given.row(each.eval_step))
         if expected != got:
-            yield failure(("expr_test", index), f"{each.expr} at step {each.eval_step}", expected, got)
+            yield failure(("expr_test", index), each.eval_step, f"{each.expr} at step {each.eval_step}", expected, got)
 
 
-def hidden(given: Block, shown: Block, dead_records: int) -> str:
-    """Say which signals the rules did not get to see although a value was given, as in replay; an empty text for none."""
+def hidden(given: Block, shown: Block, row: int, dead_records: int) -> str:
+    """Say which signals the rules did not get to see at a row although a value was given, as in replay; an empty text for none."""
     said = []
     for key, column in given.columns.items():
-        rows = np.flatnonzero(column.present & ~shown.columns[key].present)
-        if not len(rows):
+        kept = column.present & ~shown.columns[key].present
+        if not kept[row]:
             continue
+        rows = np.flatnonzero(kept)
         why = f"the same value {dead_records} times in a row is no measurement"
         if (column.values[rows] == 0).all() and not np.isfinite(column.values[: rows[0]]).all():
             why = "0 behind a value that was not finite is no measurement"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.rules.cli.test_cli import run
 from tests.rules.language.streams import record
 from tests.rules.replay.recorded import record as recorded
 from trainwarden.record import Step
@@ -277,3 +279,15 @@ def test_what_replay_keeps_from_the_rules_is_kept_from_them_here() -> None:
     (rule,) = tune(pack, [RuleText.of(text, "h.yml")], blocks, 1.0).rules
     assert rule.fired == 0
     assert Replay(Settings(), pack).run((start, 0, logged(step)) for step in range(1, 601)).incidents == {}
+
+
+def test_a_damaged_log_is_named_and_what_it_holds_is_tuned_on(tmp_path: Path) -> None:
+    packed = bytearray(
+        gzip.compress(("step,loss\n" + "".join(f"{n},{2 + n % 7 / 100}\n" for n in range(1, 501))).encode())
+    )
+    packed[-8] ^= 0xFF
+    (tmp_path / "x.csv.gz").write_bytes(bytes(packed))
+    ran = run("tune", str(tmp_path / "x.csv.gz"))
+    assert ran.returncode == 0
+    assert "notice: x.csv.gz is damaged" in ran.stderr
+    assert "500 records" in ran.stdout
