@@ -129,7 +129,7 @@ def _steps(turn: Turn, value: Steps) -> None:
     leads = value.rank == min(alive.line.cursors, default=value.rank)
     released = take_row(alive.line, value.rank, value.records)
     if released is not None:
-        progress.stepped(alive.progress, value.records, turn.memory.now, leads=leads)
+        progress.stepped(alive.progress, value.records, leads=leads)
         judge(turn, run, alive, released)
         return
     released, admitted = [], []
@@ -140,7 +140,7 @@ def _steps(turn: Turn, value: Steps) -> None:
             released += take(alive.line, value.rank, record, settings.watermark_steps, settings.watermark_seconds)
             if alive.line.unordered > unordered:
                 _unordered(turn, alive, value.rank, record.step)
-    progress.stepped(alive.progress, admitted, turn.memory.now, leads=leads)
+    progress.stepped(alive.progress, admitted, leads=leads)
     judge(turn, run, alive, released)
 
 
@@ -177,7 +177,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         return
     cursors = alive.line.cursors
     if value.rank == min(cursors):
-        progress.happened(alive.progress, event, cursors[value.rank].last_time, turn.memory.now)
+        progress.happened(alive.progress, event, cursors[value.rank].last_time)
         remember(run.events, event)
     if event.kind == "start":
         first = not alive.described

@@ -4,7 +4,8 @@ A gauge that stands still looks like a healthy one for 18 hours, and a fixed tim
 phase has a budget of its own, learned from this start alone. A sign is a record, or the beginning or the end of a phase.
 What a checkpoint's event says comes from any thread at any time, so it is none.
 
-Two clocks are kept apart: durations are differences of the run's own times, and how long nothing came is told by ticks.
+Two clocks are kept apart, for a trainer's may go wrong: durations are differences of the run's own times, and how long nothing came
+is counted from the first tick behind a sign.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class Spent(Struct, frozen=True):
 class Progress(Struct):
     """What is remembered of a start's progress. Times are Unix seconds.
 
-    ``since`` is the last sign by the clock of the ticks, where that is the later one; ``began`` the beginning of the phase by the
-    run's own clock. ``marked``: the run says when a phase begins. ``timed``: its times are real. ``allowed`` is the budget,
+    ``since`` is the first tick behind the last sign: NaN until there is one, infinite until there is a sign. ``began`` is the
+    beginning of the phase by the run's own clock. ``marked``: the run says when a phase begins. ``timed``: its times are real. ``allowed`` is the budget,
     once asked for since the last sign. ``unseen`` is when the sources ceased to answer, ``missed`` whether that was said.
     """
 
     phase: str = INIT
-    since: float = math.nan
+    since: float = math.inf
     began: float = math.nan
     marked: bool = False
     timed: bool = True
@@ -74,7 +75,7 @@ class Progress(Struct):
     missed: bool = False
 
 
-def stepped(progress: Progress, records: Sequence[Step], now: float, *, leads: bool) -> None:
+def stepped(progress: Progress, records: Sequence[Step], *, leads: bool) -> None:
     """Take records as a sign; those of the rank that leads say which phase it is, and without one it is training."""
     if not records:
         return
@@ -83,10 +84,10 @@ def stepped(progress: Progress, records: Sequence[Step], now: float, *, leads: b
         if len(named) > 1 or _phase(next(iter(named))) != progress.phase:
             for record in records:
                 _enter(progress, _phase(record.phase), record.time, step=True)
-    _sign(progress, records[-1].time, now)
+    _sign(progress)
 
 
-def happened(progress: Progress, event: Event, last_time: float, now: float) -> None:
+def happened(progress: Progress, event: Event, last_time: float) -> None:
     """Take an event of the rank that leads; ``last_time`` is the time of its last record, NaN where there is none.
 
     ``start`` begins anew. ``phase`` with a field ``phase``, or an event of a phase's name with ``state`` "begin" or "end", enter one
@@ -109,11 +110,13 @@ def happened(progress: Progress, event: Event, last_time: float, now: float) -> 
             _learn(progress, name, Spent(event.time - last_time))
     else:
         return
-    _sign(progress, event.time, now)
+    _sign(progress)
 
 
 def idle(progress: Progress, time: float) -> float:
-    """Return for how many seconds there was no sign at a tick; NaN where there never was one."""
+    """Return for how many seconds there was no sign at a tick; less than 0 where there never was one."""
+    if math.isnan(progress.since):
+        progress.since = time
     return time - progress.since
 
 
@@ -146,9 +149,8 @@ def _phase(name: str | None) -> str:
     return found if found in APART or found in (INIT, EXIT) else TRAIN
 
 
-def _sign(progress: Progress, time: float, now: float) -> None:
-    # A trainer's clock may go wrong; a sign is no older than the time at which it came.
-    progress.since = max(time, now) if math.isfinite(time) else now
+def _sign(progress: Progress) -> None:
+    progress.since = math.nan
     progress.allowed = None
 
 

@@ -6,8 +6,6 @@ record says what a rollback should undo. Where a run cannot be seen, nothing is 
 
 from __future__ import annotations
 
-import math
-
 from trainwarden.record import Event, Step
 
 from .facts import Finding
@@ -37,7 +35,7 @@ def look(turn: Turn, run: Run, alive: Alive, time: float) -> None:
         return
     seen = answered(alive.sources, alive.line.cursors, time, turn.settings.max_action_age)
     _unseen(turn, alive, time)
-    known = seen is True and progress.timed and progress.phase != "exit" and math.isfinite(waited)
+    known = seen is True and progress.timed and progress.phase != "exit" and waited >= 0
     step = _last(alive)
     allowed = budget(progress, alive.trace, turn.settings)
     moment = Step(seq=0, step=step, time=time)
@@ -101,6 +99,7 @@ def _fired(turn: Turn, run: Run, alive: Alive, moment: Step, change: Change, wai
     incident.findings = [Finding(kind="progress", step=moment.step, says=says)]
     incident.cheapest_test = TEST
     incident.summary = f"{incident.verdict.capitalize()} at step {moment.step}: {says[0].lower()}{says[1:]}"
+    incident.ranks = _behind(alive.line)
     if incident.severity == "critical":
         incident.action, incident.confirmed_step = "escalate", moment.step
         turn.note(incident, moment.time, moment.step, f"{says} Handed to a person.", "confirmed")
@@ -143,7 +142,9 @@ def _unseen(turn: Turn, alive: Alive, time: float) -> None:
 
 
 def words(seconds: float) -> str:
-    """Return a duration as people say it: ``40 s``, ``24 min``, ``3 h 5 min``."""
+    """Return a duration as people say it: ``40 s``, ``24 min``, ``3 h 5 min``; nobody knows one that a lying clock tells."""
+    if not 0 <= seconds < 1e12:
+        return "an unknown time"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -131,12 +131,14 @@ class Replay:
         """Let time pass. If the same start goes on afterwards its exporter was there all the time, else it was not."""
         spacing = max(1.0, (until - since) / TICKS_PER_PAUSE)
         current = [seen for seen in self._seen.values() if seen[0].start_id == self._start_id]
-        at = since + spacing
-        while at < until:
+        # The first one at once: how long nothing came is counted from it.
+        ticks = sorted({since + 1.0, *(since + spacing * turn for turn in range(1, TICKS_PER_PAUSE))})
+        for at in ticks:
+            if at >= until:
+                break
             for start, rank, seq in current:
                 self._feed(_source(start, rank, at, seq, reachable=alive))
             self._feed(Tick(at))
-            at += spacing
         if alive:
             for start, rank, _ in current:
                 self._feed(_source(start, rank, until, 0))

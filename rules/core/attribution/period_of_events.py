@@ -13,8 +13,8 @@ import numpy as np
 
 from trainwarden.rules.core.facts import Facts, Finding
 
-#: Spikes that must be found in the records, and the share of them that must fit.
-LEAST, FIT = 3, 0.8
+#: Spikes that must be found in the records, those that are looked for at most, and the share of them that must fit.
+LEAST, MOST, FIT = 3, 64, 0.8
 #: Part of the period by which distances may differ, and by which the places behind may.
 TOLERANCE, PLACE = 0.1, 0.05
 #: Records by which places may differ however short the period is, and within which a spike is right behind something.
@@ -70,7 +70,8 @@ def _spikes(facts: Facts, since: int, period: float) -> list[int]:
     found: list[int] = []
     half = max(2.0 * trace.stride(), 2 * TOLERANCE * period)
     first, last = int(trace.steps[0]), int(trace.steps[-1])
-    for turn in range(int((first - since) // period), int((last - since) // period) + 1):
+    newest = int((last - since) // period)
+    for turn in range(max(int((first - since) // period), newest - MOST), newest + 1):
         middle = since + turn * period
         rows = trace.rows(int(middle - half), int(middle + half) + 1)
         loss = trace.column("loss")[rows]

@@ -14,7 +14,7 @@ from tests.rules.core.runs import core
 from trainwarden.record import Event, Step
 from trainwarden.rules.core.feed import dump, load
 from trainwarden.rules.core.inputs import Happened, Input, SourceSeen, Start, Steps
-from trainwarden.rules.core.progress import Progress, answered, budget, happened, stepped
+from trainwarden.rules.core.progress import Progress, answered, budget, happened, idle, stepped
 from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.core.state import Memory
 from trainwarden.rules.core.stream import Cursor
@@ -33,14 +33,14 @@ class Learning:
 
     def say(self, kind: str, **fields: object) -> Learning:
         last = float(self.trace.times()[-1]) if len(self.trace) else float("nan")
-        happened(self.progress, Event(kind=kind, time=self.clock, fields=dict(fields)), last, -1e9)
+        happened(self.progress, Event(kind=kind, time=self.clock, fields=dict(fields)), last)
         return self
 
     def steps(self, count: int, seconds: float) -> Learning:
         for _ in range(count):
             self.step, self.clock = self.step + 1, self.clock + seconds
             record = Step(seq=self.step, step=self.step, time=self.clock, phase=self.phase)
-            stepped(self.progress, [record], -1e9, leads=True)
+            stepped(self.progress, [record], leads=True)
             self.trace.append(record)
         return self
 
@@ -95,9 +95,9 @@ def test_an_evaluation_that_is_told_afterwards_makes_room_for_the_next() -> None
 
 def test_a_checkpoint_that_another_thread_reports_is_no_sign() -> None:
     learned = Learning().steps(5, 1.0)
-    since = learned.progress.since
-    learned.clock += 500.0
-    assert learned.say("checkpoint", path="c", complete=True).progress.since == since
+    assert idle(learned.progress, 1000.0) == 0.0
+    assert idle(learned.say("checkpoint", path="c", complete=True).progress, 1500.0) == 500.0
+    assert idle(learned.say("phase", phase="data").progress, 1600.0) == 0.0
     assert learned.say("checkpoint", state="begin").progress.phase == "checkpoint"
     assert learned.say("checkpoint", state="end").progress.phase == "train"
 
