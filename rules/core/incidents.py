@@ -19,7 +19,7 @@ from .makeup import moved
 from .onset import onset, uncertainty
 from .planned import near, parted
 from .resumed import line_of
-from .scope import tell, whose_of
+from .scope import in_words, tell, whose_of
 from .seeing import Change
 from .state import Alive, Incident, IncidentState, RuleSeen, Run
 from .suspects import suspects
@@ -293,7 +293,7 @@ def conclude(
 def _summary(incident: Incident, facts: Facts) -> str:
     lasted = lasting(facts)
     words = incident.verdict.replace("_", " ")
-    said = [f"{words} from step {incident.onset}"]
+    said = [f"{words} from step {incident.onset}{in_words(incident)}"]
     if facts.trend is not None and len(facts.loss):
         finite = facts.loss[facts.loss == facts.loss]
         if lasted and len(finite):

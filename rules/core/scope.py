@@ -50,6 +50,14 @@ def tell(incident: Incident, facts: Facts) -> None:
     incident.domains = [] if shared_only else list(where.domains)
 
 
+def in_words(incident: Incident) -> str:
+    """Return the scope for a sentence, or an empty text where it is all ranks."""
+    if not incident.ranks:
+        return ""
+    ranks = ("rank " if len(incident.ranks) == 1 else "ranks ") + listed([str(rank) for rank in incident.ranks])
+    return f" on {ranks}" + (f" ({listed(incident.hosts)})" if incident.hosts else "")
+
+
 def _failed(found: Whose, machines: Machines) -> Whose:
     ranks = first_failed(machines.failures)
     first = machines.failures[ranks[0]]

@@ -131,6 +131,7 @@ def test_a24_the_same_host_in_two_attempts_with_other_data_is_hardware_and_the_p
     assert second["scope"]["hosts"] == ["h7"]
     assert second["cause"]["name"] == "hardware"
     assert second["action"] == "rollback"
+    assert second["summary"].startswith("Nonfinite from step 620 on rank 6 (h7), ")
     assert second["plan"]["exclude_hosts"] == ["h7"]
     assert second["plan"]["skip_samples"] == []
     assert second["plan"]["reset_optimizer"] is False
