@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from trainwarden.record import Header, encode_line
+from trainwarden.rules.collector import settle
 from trainwarden.rules.core import feed as core_feed
 from trainwarden.rules.core import judging
 from trainwarden.rules.core.language import Evaluator
@@ -124,6 +125,7 @@ def replay(path: Path, phases: bool) -> dict[str, Any]:
     """Replay one journal in this process, and say what it took."""
     pack = read_packs(["default"])
     watched = watch_phases() if phases else None
+    settle()  # as the command does
     began, clock = time.process_time(), time.monotonic()
     with tempfile.TemporaryDirectory() as spool:
         (recording,) = find_recordings([str(path)], sys.stdin.buffer, Path(spool))

@@ -55,6 +55,7 @@ def replay(
     from msgspec import structs
 
     from trainwarden.rules.cli.progress import reading
+    from trainwarden.rules.collector import settle
     from trainwarden.rules.config import ConfigError, load_config, load_planned, load_policy
     from trainwarden.rules.core.settings import Settings
     from trainwarden.rules.replay.columns import MapError, parse_maps
@@ -98,6 +99,7 @@ def replay(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
             )
             pages = Pages(to, len(recordings)) if output is Output.html else None
+            settle()
             with reading(path for recording in recordings for path in recording.paths()) as told:
                 for recording in recordings:
                     columns = Recorded()

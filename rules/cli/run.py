@@ -49,6 +49,7 @@ def run(
     import signal
     import threading
 
+    from trainwarden.rules.collector import settle
     from trainwarden.rules.config import ConfigError, load_config, read_config
     from trainwarden.rules.daemon.following import Follow
     from trainwarden.rules.daemon.process import Daemon
@@ -88,6 +89,7 @@ def run(
             settings = load_config(file, overrides)
         pack = read_packs(settings.rules, settings.path("."))
         set_up(settings.log.level, settings.log.format)
+        settle()
         daemon = Daemon(settings, pack, follow=followed)
         daemon.start()
     except (ConfigError, RuleFileError, StoreError, OSError) as error:

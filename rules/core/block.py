@@ -123,7 +123,11 @@ def _place(columns: dict[Key, Column], steps: Sequence[Step]) -> None:
     told = columns.get(_POSITION)
     if (told is not None and told.present.all()) or not any(step.samples for step in steps):
         return
-    column = _column([max([end for _, end in step.samples]) if step.samples else None for step in steps])
+    if set(map(len, [step.samples for step in steps])) == {1}:
+        ends = np.array([step.samples[0][1] for step in steps], dtype=np.float64)
+        column = Column(ends, np.ones(len(steps), dtype=np.bool_))
+    else:
+        column = _column([max([end for _, end in step.samples]) if step.samples else None for step in steps])
     if told is not None:
         column = Column(np.where(told.present, told.values, column.values), told.present | column.present)
     columns[_POSITION] = column
