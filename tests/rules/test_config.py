@@ -177,3 +177,34 @@ def test_approval_that_nobody_can_give_is_warned_of() -> None:
     assert config.warnings() == [
         "policy.mode: approve without act_token_file: nobody can approve; configure act_token_file"
     ]
+
+
+def test_planned_changes_stand_at_the_top_and_reach_the_judgement() -> None:
+    text = (
+        GOOD + "planned_changes:\n  - {step: 108000, kind: mixture, run: 'gpt-*', settle_steps: 300, note: phase 2}\n"
+    )
+    config = read_config(text, "x.yml", Path())
+    (entry,) = config.settings.planned_changes
+    assert (entry.run, entry.step, entry.kind, entry.settle_steps) == ("gpt-*", 108000, "mixture", 300)
+    assert config.policy.planned_changes == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{step: 0, kind: mixture}", "planned_changes[0].step"),
+        ("{step: 5}", "field kind is missing"),
+        ("{step: 5, kind: ''}", "planned_changes[0].kind"),
+        ("{step: 5, kind: stage, setle_steps: 5}", "did you mean settle_steps?"),
+    ],
+)
+def test_a_planned_change_that_cannot_be_meant_is_named_with_its_line(entry: str, says: str) -> None:
+    (found,) = errors_of(GOOD + f"planned_changes:\n  - {entry}\n")
+    assert says in found
+    assert found.split(":")[1] == str(GOOD.count("\n") + 2)
+
+
+def test_what_is_planned_is_no_part_of_the_policy() -> None:
+    (found,) = errors_of("sources: [{targets: ['a:1']}]\npolicy: {planned_changes: []}\n")
+    assert found.startswith("t.yml:2:")
+    assert "stands at the top" in found

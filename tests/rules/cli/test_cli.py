@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -134,6 +135,28 @@ def test_replay_takes_the_policy_from_a_file_and_says_where_it_is_wrong(tmp_path
     policy.write_text("max_rollbacks: none\n")
     done = run("replay", str(tmp_path), "--policy", str(policy))
     assert (done.returncode, done.stderr.split(" ")[0]) == (1, f"{policy}:1:16:")
+
+
+@pytest.mark.parametrize("given", ["--planned", "--config"])
+def test_replay_takes_what_was_planned_from_a_file_and_says_where_it_is_wrong(tmp_path: Path, given: str) -> None:
+    log, plan = tmp_path / "phase-2.csv", tmp_path / "plan.yml"
+    chance = random.Random(0)
+    losses = [(step, (2.05 if step < 1500 else 2.19) + chance.gauss(0, 0.02)) for step in range(1, 2500)]
+    log.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in losses))
+    head = "" if given == "--planned" else "sources: [{targets: ['127.0.0.1:1']}]\n"
+    plan.write_text(f"{head}planned_changes:\n  - {{run: phase-*, step: 1500, kind: mixture}}\n")
+
+    (plain,) = json.loads(run("replay", str(log), "--output", "json").stdout)
+    assert next(one["severity"] for one in plain["incidents"]) == "critical"
+    (planned,) = json.loads(run("replay", str(log), given, str(plan), "--output", "json").stdout)
+    assert planned["incidents"] == []
+    assert [one["step"] for one in planned["notices"] if one["kind"] == "planned_change"] == [1499]
+
+    plan.write_text(f"{head}planned_changes:\n  - {{run: phase-*, step: 0, kind: mixture}}\n")
+    done = run("replay", str(log), given, str(plan))
+    line = 2 + head.count("\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{plan}:{line}:26: planned_changes[0].step: ")
 
 
 class Daemon:
