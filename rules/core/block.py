@@ -73,10 +73,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parent:
-    """The line that a start resumed from: its records up to step ``resumed_from``, and behind it those that were abandoned."""
+    """The line that a start resumed from: its records up to step ``resumed_from``, and behind it those that were abandoned.
+
+    ``last`` is the step up to which anything can be asked of it.
+    """
 
     block: Block
     resumed_from: int
+    last: int
 
 
 def flatten(name: str, value: Value) -> Iterator[tuple[Key, float]]:

@@ -80,7 +80,7 @@ def parent_of(inherited: Trace, beyond: Trace | None, resumed_from: int, planned
         columns,
         {},
     )
-    return Parent(block, resumed_from)
+    return Parent(block, resumed_from, last_compared(inherited, beyond, resumed_from))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _KEY_LENGTH = 160
 _CLOCK = frozenset({"idle", "budget"})
 _STATELESS = frozenset((*_CLOCK, "number", "and", "or", "not", "negative", *"+-*/%^<>", "<=", ">=", "==", "!="))
 # Nodes that read the records, and not only other nodes.
-_READING = frozenset({"signal", "members", "since_resume"})
+_READING = frozenset({"signal", "members", "since_resume", "resumed"})
 _OPPOSITE = (("<", ">="), (">", "<="), ("==", "!="), (">=", "<"), ("<=", ">"), ("!=", "=="))
 
 

@@ -334,7 +334,7 @@ class Checker:
         said = ""
         if node.name == "signal" and dict(node.parameters)["key"] not in REMEMBERED:
             said = f"{'.'.join(dict(node.parameters)['key'])} of a parent is not remembered: {_known()} are"
-        elif node.name in ("members", "since_resume") or any(key == "source" for key, _ in node.parameters):
+        elif node.name in ("members", "since_resume", "resumed") or any(key == "source" for key, _ in node.parameters):
             said = f"{function} takes an expression over the signals of the parent: no vector and no function of the resume"
         if said:
             self._wrong(at, said)

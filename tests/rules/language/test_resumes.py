@@ -38,7 +38,7 @@ def line(first: int, last: int, stride: int = 1, seed: int = 0, level: float = 2
 
 
 def parent(steps: Sequence[Step], resumed_from: int) -> Parent:
-    return Parent(from_steps(steps), resumed_from)
+    return Parent(from_steps(steps), resumed_from, 340)
 
 
 def values(text: str, steps: Sequence[Step], of: Parent | None) -> list[Any]:
@@ -71,12 +71,16 @@ def test_an_offset_counts_records_where_one_covers_several_steps() -> None:
 
 
 def test_steps_since_the_resume_begin_at_one() -> None:
-    assert values("since_resume()", AFTER, BEFORE)[:3] == [1.0, 2.0, 3.0]
+    found = values("since_resume()", AFTER, BEFORE)
+    assert found[:3] == [1.0, 2.0, 3.0]
+    assert found[238:242] == [239.0, 240.0, None, None]
 
 
 def test_without_a_parent_all_is_unknown() -> None:
     for text in ("parent(loss)", "at_resume(lr)", "since_resume()", "departure(loss)"):
         assert set(values(text, AFTER, None)) == {None}
+    assert set(values("resumed()", AFTER, None)) == {False}
+    assert values("resumed()", AFTER, BEFORE) == [True] * 240 + [False] * 60
 
 
 def test_a_signal_that_the_parent_had_not_is_unknown() -> None:
@@ -144,6 +148,8 @@ EXPRESSIONS = (
     "abs(loss - parent(mean(loss[5]))) > 0.05",
     "lr / at_resume(lr, within=30) > 1.1 and since_resume() < 25",
     "loss > at_resume(median(loss[20])) or optimizer_step < at_resume(optimizer_step, within=100)",
+    "resumed() and loss > 1.02 * at_resume(min(loss[50]), within=200)",
+    "resumed() and loss > 2.3 or since_resume() > 200",
     "departure(loss) > 0.3 or departure(loss, records=5, within=40) < -0.3",
 )
 PACK = pack_of(*EXPRESSIONS)
@@ -157,8 +163,8 @@ def run(pack: Pack, steps: Sequence[Step], of: Parent, cuts: Iterable[int], relo
     for first, end in pairwise(places):
         if first in again:
             evaluator = Evaluator.load(pack, msgspec.json.decode(msgspec.json.encode(evaluator.dump())))
-            of = Parent(of.block, of.resumed_from)  # made anew of what is stored
-        block = replace(from_steps(steps[first:end]), parent=of if first < 250 else None)
+            of = Parent(of.block, of.resumed_from, of.last)  # made anew of what is stored
+        block = replace(from_steps(steps[first:end]), parent=of if first < 240 else None)
         found += [replace(change, row=first + change.row) for change in evaluator.feed(block)]
     return found
 

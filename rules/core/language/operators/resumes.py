@@ -1,8 +1,8 @@
-"""Comparison with the attempt that this one resumed from: ``parent``, ``at_resume``, ``since_resume`` and ``departure``.
+"""Comparison with the attempt that this one resumed from: ``parent``, ``at_resume``, ``resumed``, ``since_resume``, ``departure``.
 
 Windows never span two starts, so what a resume restores wrongly is seen in no window: the learning rate that begins again from 0
 (case A06), the optimizer's counter (case A05), the order of the data (cases A09 and A21). Here the expression is computed over
-the records of the parent, which are remembered for comparison alone. All are unknown where the start did not resume. Like
+the records of the parent, which are remembered for comparison alone. All but ``resumed`` are unknown where the start did not resume. Like
 literals they are no measurements: a record at which nothing else is measured counts nothing.
 """
 
@@ -98,10 +98,28 @@ class SinceResume(Operator):
     def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
         """Return the distance of each step."""
         parent = frame.block.parent
-        nowhere = np.zeros(frame.rows, dtype=np.bool_)
         if parent is None:
-            return Series(np.full(frame.rows, np.nan), nowhere, nowhere)
-        return Series((frame.step - parent.resumed_from).astype(np.float64), ~nowhere, nowhere)
+            return Series(np.full(frame.rows, np.nan), frame.nowhere, frame.nowhere)
+        known = frame.step <= parent.last
+        return Series(np.where(known, frame.step - parent.resumed_from, np.nan), known, frame.nowhere)
+
+
+class Resumed(Operator):
+    """``resumed()``: the start resumed from a checkpoint, and is still compared with the attempt before.
+
+    Always known, so that an ``and`` with it costs nothing in all other records. Warm-up: none. State: none. Cost: O(1) a block.
+    """
+
+    __slots__ = ()
+
+    lazy = True
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the same answer for each row."""
+        parent = frame.block.parent
+        if parent is None:
+            return Series(frame.nowhere, frame.everywhere, frame.nowhere)
+        return Series(frame.step <= parent.last, frame.everywhere, frame.nowhere)
 
 
 class Departure(Operator):
@@ -200,6 +218,7 @@ FUNCTIONS = (
         (Setting("within", 20, 1, 1_000, whole=True),),
         of_parent="alone",
     ),
+    Function("resumed", (), Type.BOOLEAN, lambda of, settings: Resumed()),
     Function("since_resume", (), Type.NUMBER, lambda of, settings: SinceResume()),
     Function(
         "departure",
