@@ -42,6 +42,7 @@ EXPRESSIONS = (
     "changes(y[9]) > 5 and changes((x > 1)[9]) > 2",
     "streak(x > y) >= 3",
     "period(x > 1.4, window=60, min_events=3, tolerance=0.4, gap=2) > 0",
+    "repeats(count((x > 1)[10]), window=30, least=3) > 0",
     "mean(median(x[5])[7]) > x",
     "grad_norm > 1.1 * median(grad_norm[9])",
     'grad_norm{group="mlp"} > grad_norm{group="embedding"}',
