@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cases.build import judge, rows
 from tests.rules.core.runs import Attempt, core, default_pack, gradients, small_pack, spike
 from trainwarden.rules.core.language import load_pack
 
@@ -59,3 +60,13 @@ def test_an_alert_that_goes_on_has_lasted() -> None:
     played.play(Attempt(changes=[gradients(dict.fromkeys(range(300, 340), 20.0))]))
     (row,) = played.incidents
     assert any("It has lasted" in entry["says"] for entry in row["timeline"])
+
+
+def test_a_coarse_log_that_runs_away_is_a_divergence_although_it_tells_no_noise() -> None:
+    # A record every hundred steps: within fifty steps there is one.
+    def make(step: int, chance: np.random.Generator) -> dict[str, Any]:
+        return {"loss": 3.0 + 0.02 * float(chance.normal()) + (1.5 if step > 6000 else 0.0)}
+
+    (page,) = judge(rows(100, 6500, make, stride=100), stride=100).pages
+    assert "TrainingDivergence" in page["alerts"]
+    assert page["confirmed_step"] <= 6300
