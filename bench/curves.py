@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ class Curves:
             found = find_recordings(files, sys.stdin.buffer, Path(spool))
             self.runs: list[Read] = [(recording, list(merged(recording))) for recording in found]
 
-    def replay(self, pack: Pack) -> list[dict[str, Any]]:
-        """Return what the rules find on all runs, as ``trainwarden replay --output json`` writes it."""
-        return [report(recording, Replay(Settings(), pack).run(lines)) for recording, lines in self.runs]
+    def replay(self, pack: Pack, places: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Return what the rules find on all runs, or those at ``places``, as ``trainwarden replay --output json`` writes it."""
+        runs = self.runs if places is None else [self.runs[place] for place in places]
+        return [report(recording, Replay(Settings(), pack).run(lines)) for recording, lines in runs]
 
     def score(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the scorer's figures."""
