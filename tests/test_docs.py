@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import subprocess
 import sys
@@ -9,9 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainwarden import webhook
 from trainwarden.record import Event, Header, Step, decode_line, encode_line
+from trainwarden.rules.lint.lint import lint
+from trainwarden.rules.rulefiles import check_packs
 from trainwarden.signals import DERIVED, SIGNALS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +69,53 @@ def test_the_example_of_a_webhook_is_accepted() -> None:
     assert webhook.sign(of["secret"], of["id"], at, of["body"].encode())["webhook-signature"] == of["signature"]
 
 
+def rule_files() -> dict[str, str]:
+    """Return each whole rule file that a page shows, by page and number."""
+    return {
+        f"{page.name}:{number}": text
+        for page in PAGES
+        for number, text in enumerate(fenced(page.relative_to(ROOT).as_posix(), "yaml"), 1)
+        if re.match(r"(?:signals:.*\n)?groups:", text)
+    }
+
+
+@pytest.mark.parametrize("name", rule_files())
+def test_a_rule_file_in_a_page_can_be_used_as_it_stands(name: str) -> None:
+    text = rule_files()[name]
+    check_packs([(text, name)])
+    assert [str(one) for one in lint([(text, name)]) if one.severity == "warning"] == []
+
+
+def test_what_tests_of_rules_cannot_show_has_an_example() -> None:
+    shown = "\n".join(text for name, text in rule_files().items() if name.startswith("language.md"))
+    functions = ("parent", "at_resume", "since_resume", "departure", "resumed", "idle", "budget", "repeats", "period")
+    assert [name for name in functions if f"{name}(" not in shown] == []
+    assert "through_planned_changes" in shown
+
+
+def test_the_examples_of_the_language_fire_in_a_replay_as_their_page_says(tmp_path: Path) -> None:
+    rules, planned, table = (tmp_path / name for name in ("my-rules.yml", "changes.yml", "runs.csv"))
+    groups = [text.removeprefix("groups:\n") for name, text in rule_files().items() if name.startswith("language.md")]
+    rules.write_text("groups:\n" + "".join(text for text in groups if not text.startswith("signals:")))
+    (change,) = (text for text in fenced("docs/language.md", "yaml") if text.startswith("planned_changes:"))
+    planned.write_text(change)
+    chance, time, lines = random.Random(1), 1.7e9, ["step,time,loss,grad_norm,loss_scale"]
+    for step in (*range(1, 1001), *range(901, 1201)):
+        again = len(lines) > 1000
+        time += 7200 if step == 300 else 1  # a hang
+        loss = (9 if 350 < step < 400 else 3) + chance.gauss(0, 0.02)
+        norm, scale = chance.gauss(4 if again else 1, 0.05), 16 if again else 65536
+        lines.append(f"{step},{time:.0f},{loss:.4f},{norm:.4f},{scale}")
+    table.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "trainwarden.rules.cli", "replay", str(table), "--output", "json"]
+    ran = subprocess.run(
+        [*command, "--rules", str(rules), "--planned", str(planned)], capture_output=True, text=True, check=True
+    )
+    (report,) = json.loads(ran.stdout)
+    fired = {name for one in report["incidents"] for name in one["alerts"]}
+    assert {"GradNormUnlikeParent", "LossScaleNotRestored", "NothingForTwiceTheBudget", "LossAboveCeiling"} <= fired
+
+
 def test_every_type_of_request_is_in_its_page() -> None:
     text = (ROOT / "docs/webhook.md").read_text()
     assert [name for name in webhook.ACTION_OF if f"`{name}`" not in text] == []
@@ -100,6 +152,23 @@ def test_every_alert_of_the_shipped_packs_has_its_page() -> None:
         alerts = re.findall(r"^\s*- alert: (\w+)", pack.read_text(), re.MULTILINE)
         assert alerts
         assert [name for name in alerts if not (ROOT / f"docs/rules/{name}.md").is_file()] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/rules").glob("*.md")), ids=lambda page: page.stem)
+def test_the_page_of_a_rule_shows_it_as_it_is_and_says_what_to_look_at_first(page: Path) -> None:
+    heads = re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+    assert heads == ["Why", "When it is wrong", "What to look at first", "What to do"]
+    pack = yaml.safe_load((ROOT / "rules/packs/default.yml").read_text())
+    rules = {rule.get("alert") or rule["record"]: rule for group in pack["groups"] for rule in group["rules"]}
+    shown = yaml.safe_load(fenced(page.relative_to(ROOT).as_posix(), "yaml")[0])
+    assert page.stem in {rule.get("alert") for rule in shown}
+    for rule in shown:
+        known = {
+            key: value for key, value in rules[rule.get("alert") or rule["record"]].items() if key != "annotations"
+        }
+        for one in (rule, known):
+            one["expr"] = " ".join(one["expr"].split())
+        assert rule == known
 
 
 def test_every_page_is_reached_from_the_index() -> None:
