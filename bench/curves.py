@@ -48,7 +48,7 @@ class Curves:
     def replay(self, pack: Pack, places: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return what the rules find on all runs, or those at ``places``, as ``trainwarden replay --output json`` writes it."""
         runs = self.runs if places is None else [self.runs[place] for place in places]
-        return [report(recording, Replay(Settings(), pack).run(lines)) for recording, lines in runs]
+        return [report(recording, Replay(Settings(), pack).run(lines), pack) for recording, lines in runs]
 
     def score(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the scorer's figures."""

@@ -63,7 +63,7 @@ def replay(
     from trainwarden.rules.replay.files import ReplayError
     from trainwarden.rules.replay.letter import Letter, of_run
     from trainwarden.rules.replay.readers import FORMATS
-    from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, merged
+    from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, lost_columns, merged
     from trainwarden.rules.replay.report import report, to_json
     from trainwarden.rules.report.files import Pages, PagesError
     from trainwarden.rules.report.recorded import Recorded
@@ -108,11 +108,11 @@ def replay(
                         if pages is not None:
                             lines = columns.watch(lines)
                         if journalled is None or daemon is None:
-                            reports.append(report(recording, Replay(settings, pack).run(lines)))
+                            reports.append(report(recording, Replay(settings, pack).run(lines), pack))
                         else:
                             its = structs.replace(settings, receiver=daemon.receiver is not None)
                             letter = Letter(its, pack, of_run(journalled, recording.run_uid, recording.stream_names()))
-                            reports.append(report(recording, letter.run(lines), paper=False))
+                            reports.append(report(recording, letter.run(lines), pack, paper=False))
                     except ReplayError as error:
                         problems.append(Problem(recording.source, str(error)))
                         continue
@@ -122,6 +122,9 @@ def replay(
         fail(str(error))
     except PagesError as error:
         fail(str(error), 2 if error.usage else 1)
+    lost = lost_columns(recordings, maps)
+    if lost:
+        fail("\n".join(lost + [problem.says for problem in problems]))
     if pages is not None:
         if reports:
             write_pages(pages)

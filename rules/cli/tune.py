@@ -48,7 +48,7 @@ def tune(
     from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.files import ReplayError
     from trainwarden.rules.replay.readers import FORMATS
-    from trainwarden.rules.replay.recordings import JOURNAL, find_recordings, merged
+    from trainwarden.rules.replay.recordings import JOURNAL, find_recordings, lost_columns, merged
     from trainwarden.rules.rulefiles import RuleFileError, check_packs, text_of
     from trainwarden.rules.tune.logs import starts
     from trainwarden.rules.tune.overrides import overriding
@@ -73,6 +73,8 @@ def tune(
             damaged = [row["says"] for recording in recordings for row in recording.notices if row["kind"] == "damaged"]
     except (RuleFileError, ReplayError) as error:
         fail(str(error))
+    if lost := lost_columns(recordings, maps):
+        fail("\n".join(lost))
     for says in damaged:
         typer.echo(f"notice: {says}", err=True)
     if not blocks:

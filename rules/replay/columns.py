@@ -408,6 +408,10 @@ class Columns:
         self._ways[names] = way
         return way
 
+    def names(self) -> list[str]:
+        """Return the columns that came, by the names that the log gives them."""
+        return list(self._target)
+
     def report(self) -> None:
         """Say which names of ``--map`` never came."""
         for column, signal in self._maps.items():

@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from trainwarden.record import Header, RecordError, Step, decode_line
+from trainwarden.rules.core.language.errors import did_you_mean
 
 from .attempts import SPACE, Attempts, Placed
 from .columns import Columns
@@ -36,7 +37,7 @@ class Recording(msgspec.Struct):
     """One run as it was recorded: the streams of a journal, or one foreign log.
 
     ``source`` says what was asked for: the one file or folder, or the first of several. ``notices`` are what reading said of the
-    log itself, complete once all lines were read.
+    log itself, ``columns`` the names that a foreign log gives its numbers; both are complete once all lines were read.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Recording(msgspec.Struct):
     files: list[Path] = []
     maps: dict[str, str] = {}
     notices: list[dict[str, Any]] = []
+    columns: list[str] = []
 
     def paths(self) -> list[Path]:
         """Return all files."""
@@ -139,13 +141,30 @@ def _journal(
 def _log(
     recording: Recording, told: Callable[[int], None], damaged: Callable[[Path, str], None], notices: Notices
 ) -> Iterator[Placed]:
-    attempts = Attempts(recording.run_uid, recording.run, Columns(recording.maps, notices), notices)
+    columns = Columns(recording.maps, notices)
+    attempts = Attempts(recording.run_uid, recording.run, columns, notices)
     for path in recording.files:
         reader = make_reader(recording.format, notices)
         lines = read_lines(path, told, partial(damaged, path))
         yield from attempts.feed(reader.read(lines))
         reader.end()
     yield from attempts.end()
+    recording.columns = columns.names()
+
+
+def lost_columns(recordings: Iterable[Recording], maps: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each ``--map`` whose column none of the logs has, once they were read."""
+    read = list(recordings)
+    if read and all(recording.format == JOURNAL for recording in read):
+        return [f"--map {signal}={column}: a journal has signals and no columns" for column, signal in maps.items()]
+    there = list(dict.fromkeys(name for recording in read for name in recording.columns))
+    listed = ", ".join(there[:20]) or "none"
+    return [
+        f"--map {signal}={column}: no file has numbers in such a column"
+        + (did_you_mean(column, there) or f"; there are: {listed}")
+        for column, signal in maps.items()
+        if there and column not in there
+    ]
 
 
 class _Finding:

@@ -7,13 +7,18 @@ from typing import Any
 import msgspec
 
 from trainwarden.record import encode_numbers
+from trainwarden.rules.core.language import Pack
 
 from .driver import Outcome
 from .recordings import Recording
 
 
-def report(recording: Recording, outcome: Outcome, *, paper: bool = True) -> dict[str, Any]:
-    """Return the JSON object of one recording. On ``paper`` nothing was delivered, so ``done`` is null."""
+def report(recording: Recording, outcome: Outcome, pack: Pack, *, paper: bool = True) -> dict[str, Any]:
+    """Return the JSON object of one recording. On ``paper`` nothing was delivered, so ``done`` is null.
+
+    ``judged`` are its signals that some alert of the pack reads.
+    """
+    read = frozenset[str]().union(*(pack.reads(rule) for rule in pack.rules))
     return {
         "source": recording.source,
         "run": recording.run,
@@ -22,6 +27,8 @@ def report(recording: Recording, outcome: Outcome, *, paper: bool = True) -> dic
         "last_step": outcome.last_step,
         "stride": outcome.stride,
         "signals": list(outcome.signals),
+        "judged": [name for name in outcome.signals if name in read],
+        "columns": recording.columns,
         "incidents": [{**row, "done": None} if paper else row for row in outcome.incidents.values()],
         "notices": recording.notices + list(outcome.notices.values()),
     }

@@ -30,11 +30,17 @@ def to_text(reports: list[dict[str, Any]], console: Console) -> None:
     if len(reports) > 1:
         reports = sorted(reports, key=lambda one: tuple(-number for number in words.counts(one).values()))
         _overview(reports, console)
-        reports = [one for one in reports if words.counts(one)["critical"] or words.counts(one)["warning"]]
+        reports = [one for one in reports if _tells(one)]
     for place, one in enumerate(reports):
         if place:
             console.print()
         _run(one, console)
+
+
+def _tells(one: dict[str, Any]) -> bool:
+    """Say whether a run has more to be told than its line in the table."""
+    found = words.counts(one)
+    return bool(found["critical"] or found["warning"] or (not one.get("incidents") and words.unjudged(one)))
 
 
 def incident_to_text(row: dict[str, Any], console: Console) -> None:
@@ -70,14 +76,15 @@ def _run(one: dict[str, Any], console: Console) -> None:
     _say(console, one.get("source"), 2, "dim")
     found = words.counts(one)
     worst = next((name for name in words.SEVERITIES[:2] if found[name]), None)
-    _say(console, words.verdict_of_run(one), 2, _COLOURS[worst] if worst else "green")
+    calm = "green" if one.get("incidents") or not words.unjudged(one) else "yellow"
+    _say(console, words.verdict_of_run(one), 2, _COLOURS[worst] if worst else calm)
     rows = words.ordered(one.get("incidents") or [])
     attempts = len({row.get("attempt") for row in rows} - {0}) > 0
     for row in rows:
         if row.get("severity") != "info":
             console.print()
             _incident(row, console, attempts=attempts, timeline=row.get("action") in ("rollback", "stop"))
-    _noted([row for row in rows if row.get("severity") == "info" and words.graver(row, rows) is None], console)
+    _noted(rows, console)
     _notices(one.get("notices") or [], console)
 
 
@@ -127,14 +134,16 @@ def _plan(plan: dict[str, Any], console: Console) -> None:
 
 
 def _noted(rows: list[dict[str, Any]], console: Console) -> None:
-    if not rows:
-        return
-    console.print()
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[str]] = {}
     for row in rows:
-        kinds.setdefault(str(row.get("verdict")), []).append(row)
+        if row.get("severity") == "info":
+            graver = words.graver(row, rows)
+            began = f" (the beginning of the {words.title(graver).lower()})" if graver else ""
+            kinds.setdefault(str(row.get("verdict")), []).append(words.step(row.get("onset_step")) + began)
+    if kinds:
+        console.print()
     for verdict, ones in kinds.items():
-        _listed(f"info  {verdict} at step", [words.step(row.get("onset_step")) for row in ones], MOST_NOTED, console)
+        _listed(f"info  {verdict} at step", ones, MOST_NOTED, console)
 
 
 def _listed(head: str, items: list[str], most: int, console: Console) -> None:

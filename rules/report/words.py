@@ -137,7 +137,9 @@ def todo(row: dict[str, Any]) -> str:
     state, action = str(row.get("state")), str(row.get("action") or "none")
     if state == "not_recovered":
         return "It did not recover: look at it now."
-    if state == "escalated" or action == "escalate":
+    if action == "escalate" and state == "recovered":
+        return "It is over: find out what it was before it comes again."
+    if state == "escalated" or (action == "escalate" and state not in ("dismissed", "inconclusive")):
         return "Look at it now."
     if state == "awaiting_approval":
         return f"Approve or dismiss it: trainwarden incidents show {row.get('id', 'ID')}."
@@ -195,7 +197,7 @@ def verdict_of_run(report: dict[str, Any]) -> str:
     rows = report.get("incidents") or []
     critical = [row for row in rows if row.get("severity") == "critical"]
     if not rows:
-        return "Nothing unusual was found."
+        return unjudged(report) or "Nothing unusual was found."
     if not critical:
         warnings = [row for row in rows if row.get("severity") == "warning"]
         if not warnings:
@@ -231,6 +233,22 @@ def state_of(row: dict[str, Any]) -> str:
         "verifying": "It was being verified when the records ended.",
         "recovered": "The run recovered.",
         "not_recovered": "The run did not recover.",
+def unjudged(report: dict[str, Any]) -> str:
+    """Return what to say of records without a loss in which nothing was found, or an empty text."""
+    judged = report.get("judged")
+    if judged is None or "loss" in judged or not report.get("records"):
+        return ""
+    kind = "columns" if report.get("columns") else "signals"
+    there = [str(name) for name in report.get("columns") or report.get("signals") or []]
+    more = f" and {len(there) - MOST_COLUMNS} more" if len(there) > MOST_COLUMNS else ""
+    listed = f"{kind}: {', '.join(there[:MOST_COLUMNS]) or 'none'}{more}"
+    name_it = "; name it with --map loss=COLUMN" if report.get("columns") else ""
+    if not judged:
+        return f"Not judged: no loss was found ({listed}){name_it}."
+    what = ", ".join(map(str, judged[:MOST_COLUMNS]))
+    return f"Only {what} could be judged, and nothing unusual was found there: no loss was found ({listed}){name_it}."
+
+
         "inconclusive": "Whether it recovered cannot be told from the records.",
         "escalated": "It is for a person to decide.",
         "dismissed": "It was dismissed.",

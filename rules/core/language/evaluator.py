@@ -134,12 +134,7 @@ class Evaluator:
 
     def reads(self, rule: str) -> frozenset[str]:
         """Return the names of the signals that a rule reads; none for a rule that the pack does not have."""
-        program = self.pack.program
-        for name, output in zip(self.pack.rules, program.outputs, strict=True):
-            if name == rule:
-                keys = [dict(program.nodes[number].parameters).get("key") for number in program.below(output)]
-                return frozenset(key if isinstance(key, str) else str(key[0]) for key in keys if key)
-        return frozenset()
+        return self.pack.reads(rule)
 
     def dump(self) -> dict[str, Any]:
         """Return the whole state as plain values, the same in JSON and in msgpack. Its size is bounded by the pack."""

@@ -85,6 +85,14 @@ class Pack:
     records: Mapping[str, str]
     program: Program
 
+    def reads(self, rule: str) -> frozenset[str]:
+        """Return the names of the signals that a rule reads; none for a rule that the pack does not have."""
+        for name, output in zip(self.rules, self.program.outputs, strict=True):
+            if name == rule:
+                keys = [dict(self.program.nodes[number].parameters).get("key") for number in self.program.below(output)]
+                return frozenset(key if isinstance(key, str) else str(key[0]) for key in keys if key)
+        return frozenset()
+
 
 def load_pack(text: str, source: str) -> Pack:
     """Read one rule file. ``source`` is its name in messages.

@@ -109,7 +109,19 @@ def test_replay_writes_the_report_as_json_and_as_text(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     assert list(result) == [
-        *("source", "run", "records", "first_step", "last_step", "stride", "signals", "incidents", "notices"),
+        *(
+            "source",
+            "run",
+            "records",
+            "first_step",
+            "last_step",
+            "stride",
+            "signals",
+            "judged",
+            "columns",
+            "incidents",
+            "notices",
+        ),
     ]
     (incident,) = result["incidents"]
     assert {"id", "onset_step", "verdict", "cause", "scope", "plan", "held_by", "done", "evidence"} <= set(incident)

@@ -47,6 +47,23 @@ def test_standard_input_packed_or_not(tmp_path: Path) -> None:
         assert (found["source"], found["run"], found["records"]) == ("-", "stdin", 300)
 
 
+def test_a_map_to_a_column_that_no_file_has_is_an_error_and_of_some_files_a_notice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV)
+    (tmp_path / "b.csv").write_text(CSV.replace("ce", "train/xe", 1))
+    both = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    for command in (["replay", *both], ["tune", *both]):
+        done = subprocess.run([*COMMAND[:-1], *command, "--map", "loss=train/xee"], capture_output=True, check=False)
+        assert (done.returncode, done.stdout) == (1, b"")
+        says = b"--map loss=train/xee: no file has numbers in such a column; did you mean train/xe?\n"
+        assert done.stderr == says
+    done = run(*both, "--map", "loss=train/xe", "--output", "json")
+    assert done.returncode == 0
+    lacks, has = json.loads(done.stdout)
+    assert [row["kind"] for row in lacks["notices"]] == ["map", "no_loss"]
+    assert (lacks["judged"], lacks["columns"]) == (["lr"], ["iteration", "lr", "ce"])
+    assert [row["verdict"] for row in has["incidents"]] == ["nonfinite"]
+
+
 @pytest.mark.parametrize(("option", "says"), [("--format=what", "it is one of auto"), ("--map=loss", "SIGNAL=COLUMN")])
 def test_options_that_cannot_be_meant_are_a_wrong_usage(option: str, says: str) -> None:
     done = run("x.csv", option)

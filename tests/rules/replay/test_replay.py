@@ -22,7 +22,8 @@ from trainwarden.rules.rulefiles import read_packs
 
 def replayed(folder: Path) -> dict[str, Any]:
     (recording,) = find_recordings([str(folder)], io.BytesIO(), folder)
-    return report(recording, Replay(Settings(), read_packs(["default"])).run(merged(recording)))
+    pack = read_packs(["default"])
+    return report(recording, Replay(Settings(), pack).run(merged(recording)), pack)
 
 
 def test_a_broken_run_is_one_incident_with_a_plan_on_paper(tmp_path: Path) -> None:

@@ -62,3 +62,30 @@ def test_one_incident_is_printed_with_its_timeline() -> None:
     file = io.StringIO()
     incident_to_text(incident(60, action="none", plan=None), Console(file=file, width=100))
     assert "step 60: watching: An alert fires." in file.getvalue()
+
+
+def test_an_info_that_was_the_beginning_of_something_graver_has_its_line_too() -> None:
+    kept = recorded(lines(falling(200)))
+    first = incident(58, severity="info", verdict="outlier", action="none", closed_step=61, start_id="s")
+    text = printed([report(kept, [first, incident(60, opened_step=61, start_id="s")])])
+    assert "info  outlier at step 58 (the beginning of the level shift)" in text
+
+
+def test_what_is_over_is_not_to_be_looked_at_now() -> None:
+    kept = recorded(lines(falling(200)))
+    text = printed([report(kept, [incident(60, verdict="stall", action="escalate", state="recovered")])])
+    assert "now" not in text
+    assert "→ It is over: find out what it was before it comes again." in text
+
+
+def test_where_no_loss_was_found_nothing_is_said_to_be_usual() -> None:
+    kept = recorded(lines(falling(200)))
+    bare = report(kept, run="bare", signals=["ce"], judged=[], columns=["step", "ce"])
+    text = printed([bare], width=120)
+    assert "Not judged: no loss was found (columns: step, ce); name it with --map loss=COLUMN." in text
+    assert "Nothing unusual" not in text
+    text = printed([bare, report(kept, run="calm", judged=["loss"])], width=120)
+    assert "Not judged: no loss" in text
+    assert text.count("calm") == 1
+    text = printed([report(kept, signals=["ce", "lr"], judged=["lr"])], width=120)
+    assert "Only lr could be judged, and nothing unusual was found there: no loss was found (signals: ce, lr)." in text
