@@ -50,6 +50,8 @@ def sentence(row: dict[str, Any]) -> str:
     verdict = str(row.get("verdict"))
     clause = CLAUSES.get(verdict, verdict.replace("_", " "))
     if closed is None and verdict in ("transient_spike", "slow_recovery"):
+#: Names of columns that a sentence lists at most.
+MOST_COLUMNS = 12
         clause = "the loss spiked"
     where = f"At step {step(onset)}"
     if verdict != "outlier" and closed is not None and onset is not None and closed > onset:
@@ -231,8 +233,6 @@ def state_of(row: dict[str, Any]) -> str:
         "awaiting_approval": "It waits for approval.",
         "acting": "The action was under way when the records ended.",
         "verifying": "It was being verified when the records ended.",
-        "recovered": "The run recovered.",
-        "not_recovered": "The run did not recover.",
 def unjudged(report: dict[str, Any]) -> str:
     """Return what to say of records without a loss in which nothing was found, or an empty text."""
     judged = report.get("judged")
@@ -249,6 +249,8 @@ def unjudged(report: dict[str, Any]) -> str:
     return f"Only {what} could be judged, and nothing unusual was found there: no loss was found ({listed}){name_it}."
 
 
+        "recovered": "The run recovered.",
+        "not_recovered": "The run did not recover.",
         "inconclusive": "Whether it recovered cannot be told from the records.",
         "escalated": "It is for a person to decide.",
         "dismissed": "It was dismissed.",
