@@ -80,6 +80,9 @@ def _follow(alive: Alive, block: Block, name: str, beside: str, roots: bool) -> 
 def _commit(alive: Alive, followed: list[_Followed], rows: int) -> Bools | None:
     """Keep what was followed; return the rows at which a candidate was open, None where there was none."""
     held: Bools | None = None
+    here = [one.name for one in followed]
+    if any(scale.behind and name not in here for name, scale in alive.scales.items()):
+        held = np.ones(rows, dtype=np.bool_)  # that signal is not in these records, and its candidate as open as before
     for one in followed:
         alive.scales[one.name] = one.scale
         if not one.open and not one.rulings:

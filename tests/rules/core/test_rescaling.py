@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from tests.rules.core.runs import Attempt, core, default_pack
 from trainwarden.record import Event, Step
+from trainwarden.rules.core.block import from_steps
 from trainwarden.rules.core.feed import dump, load
-from trainwarden.rules.core.inputs import Happened, Steps
+from trainwarden.rules.core.inputs import Happened, Start, Steps
 from trainwarden.rules.core.instrument_rescale import LIMIT, Ruling, Scale, follow
+from trainwarden.rules.core.rescaling import look_at_units
 from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.core.state import Alive
+from trainwarden.rules.core.stream import Line
+from trainwarden.rules.core.trace import Trace
 
 AT = 1000
 
@@ -173,6 +178,24 @@ def test_any_cut_and_a_restart_at_any_record_give_the_same(sizes: list[int], res
     run = played(sizes, restart)
     assert run.incidents == whole.incidents
     assert run.notices == whole.notices
+
+
+def test_a_candidate_stays_open_over_records_that_lack_its_signal() -> None:
+    chance = np.random.default_rng(5)
+    records = [
+        Step(seq=0, step=step, time=float(step), signals={"loss": 2 + 0.02 * chance.normal()}) for step in range(1, 311)
+    ]
+    for record in records:
+        if record.step <= 305 and record.step != 304:
+            record.signals["grad_norm"] = {"all": (1 + 0.02 * chance.normal()) * (2 if record.step > 300 else 1)}
+    for sizes in ((310,), (303, 1, 1, 5)):
+        alive = Alive(Start("uid", "run", 0, "s0"), Line(), Trace(limit=100))
+        held, first = [], 0
+        for size in sizes:
+            looked = look_at_units(alive, from_steps(records[first : first + size]))
+            held += [False] * size if looked.held is None else looked.held.tolist()
+            first += size
+        assert held == [False] * 300 + [True] * 10
 
 
 @pytest.mark.parametrize("chunk", [1, 13, 400])
