@@ -41,7 +41,8 @@ OF_THE_BATCH = frozenset(
 HARD = ("nonfinite", "stall", "scale_collapse")
 #: The label with which a rule of another verdict says that no planned change excuses it.
 THROUGH = "through_planned_changes"
-#: Changes of a start that are remembered; those longest over go first.
+#: Announced changes of a start that are remembered: those longest over go first, then those farthest ahead. What the configuration
+#: plans is all remembered.
 REMEMBERED = 64
 #: Steps after its burn-in from which news of a change comes too late: the windows have seen nothing else for as long.
 TOO_LATE = 1000
@@ -126,29 +127,20 @@ def of_settings(settings: Settings, run: str) -> list[Announced]:
     ]
 
 
-def add(changes: list[Announced], new: Announced) -> None:
+def add(changes: list[Announced], new: Announced, now: int = -1) -> None:
     """Add a change; the same one told by another rank, or again, is one. In which order it is told makes no difference.
 
     A kind that is announced again with the same words, as by a script that says its stage at each launch, has not changed.
+    ``now`` is the step that the start has come to, as far as is known.
     """
     for known in changes:
         if known.kind == new.kind and known.step == new.step:
-            if not known.over:
-                known.settle = max(known.settle, new.settle)
-            known.everything = known.everything or new.everything
-            known.known = min(known.known, new.known)
-            known.says = known.says or new.says
+            _join(known, new)
             return
     earlier = [one for one in changes if one.kind == new.kind and one.step < new.step]
     if new.content and earlier and max(earlier, key=lambda one: one.step).content == new.content:
         return
-    if new.step == 0:  # nothing was trained before it
-        new.settle, new.began, new.over = 0, True, True
-    changes.append(new)
-    changes.sort(key=lambda one: (one.step, one.kind))
-    past = [one for one in changes if one.over]
-    for gone in (past or changes)[: max(0, len(changes) - REMEMBERED)]:
-        changes.remove(gone)
+    _put(changes, [new], now)
 
 
 def configure(changes: list[Announced], planned: Iterable[Announced]) -> None:
@@ -156,15 +148,44 @@ def configure(changes: list[Announced], planned: Iterable[Announced]) -> None:
     listed = list(planned)
     wanted = {(one.kind, one.step) for one in listed}
     changes[:] = [one for one in changes if one.began or not one.configured or (one.kind, one.step) in wanted]
+    known = {(one.kind, one.step): one for one in changes}
+    fresh: dict[tuple[str, int], Announced] = {}
     for one in listed:
-        add(changes, one)
+        there = known.get((one.kind, one.step)) or fresh.setdefault((one.kind, one.step), one)
+        if there is not one:
+            _join(there, one)
+    _put(changes, list(fresh.values()))
+
+
+def _join(known: Announced, new: Announced) -> None:
+    """Add what is told of a change that is known."""
+    if not known.over:
+        known.settle = max(known.settle, new.settle)
+    known.everything = known.everything or new.everything
+    known.known = min(known.known, new.known)
+    known.says = known.says or new.says
+
+
+def _put(changes: list[Announced], fresh: list[Announced], now: int = -1) -> None:
+    """Put new changes in their places, and forget the announced ones that are too many."""
+    for new in fresh:
+        if new.step == 0:  # nothing was trained before it
+            new.settle, new.began, new.over = 0, True, True
+    changes += fresh
+    changes.sort(key=lambda one: (one.step, one.kind))
+    told = [one for one in changes if not one.configured]
+    if len(told) > REMEMBERED:
+        past = [one for one in told if one.over or one.end < now]
+        ahead = [one for one in told if not one.over and one.end >= now and not one.began]
+        gone = {id(one) for one in [*past, *reversed(ahead), *told][: len(told) - REMEMBERED]}
+        changes[:] = [one for one in changes if id(one) not in gone]
 
 
 def inherit(changes: list[Announced], parent: Iterable[Announced], resumed_from: int) -> None:
     """Take over what the parent attempt was told up to the step from which this one resumed."""
     for one in parent:
         if not one.configured and min(one.step, one.known) <= resumed_from:
-            add(changes, structs.replace(one, began=False, over=False))
+            add(changes, structs.replace(one, began=False, over=False), resumed_from)
 
 
 def next_step(changes: Iterable[Announced]) -> int | None:

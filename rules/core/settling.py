@@ -28,9 +28,10 @@ LEVEL_RECORDS = 50
 def hear(turn: Turn, alive: Alive, rank: int, event: Event) -> None:
     """Take an event that may announce a planned change."""
     cursor = alive.line.cursors.get(rank)
-    change = of_event(event, -1 if cursor is None else cursor.last_step, turn.settings)
+    last_step = -1 if cursor is None else cursor.last_step
+    change = of_event(event, last_step, turn.settings)
     if change is not None:
-        add(alive.changes, change)
+        add(alive.changes, change, max(last_step, alive.resumed_from or 0))
         alive.next_change = next_step(alive.changes)
 
 

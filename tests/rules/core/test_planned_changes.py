@@ -301,9 +301,28 @@ def test_what_a_peer_writes_into_an_event_breaks_nothing(fields: dict[str, Any])
 def test_a_million_announcements_are_bounded() -> None:
     changes: list[Announced] = []
     for step in range(1, 1000):
-        add(changes, Announced("stage", step, 10, step, True))
+        add(changes, Announced("stage", step, 10, step, True), step)
     assert len(changes) == REMEMBERED
     assert changes[-1].step == 999
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_long_schedule_that_is_told_ahead_what_comes_next_is_remembered(order: int) -> None:
+    changes: list[Announced] = []
+    for step in list(range(100, 20_100, 100))[::order]:
+        add(changes, Announced("stage", step, 50, -1, True), 10_000)
+    assert [one.step for one in changes] == list(range(10_000, 10_000 + 100 * REMEMBERED, 100))
+
+
+def test_a_flood_of_announcements_far_ahead_takes_no_place_from_those_that_come() -> None:
+    flood = [Event(kind="stage", time=BEGIN, step=10**9 + n, fields={"name": str(n)}) for n in range(200)]
+    assert list(notices(run(MIXTURE, *flood, after=300))) == [400]
+
+
+def test_all_that_the_configuration_plans_is_remembered_however_much_it_is() -> None:
+    planned = [PlannedChange(step=step, kind="stage", settle_steps=10) for step in range(401, 20_401, 20)]
+    played = run(planned_changes=tuple(planned))
+    assert list(notices(played))[:2] == [400, 420]
 
 
 def test_rules_begin_anew_as_at_a_new_start_and_the_others_go_on() -> None:
