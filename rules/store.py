@@ -315,7 +315,10 @@ def inputs_in(path: Path) -> list[tuple[Journalled, dict[str, int]]]:
             rows = connection.execute(_APPLIED).fetchall()
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}; is it a trainwarden database?") from None
-    return [(_decode_input(value), msgspec.json.decode(after)) for value, after in rows]
+    try:
+        return [(_decode_input(value), msgspec.json.decode(after)) for value, after in rows]
+    except (msgspec.DecodeError, TypeError) as error:
+        raise StoreError(f"{path}: what it remembers of people and the receiver is damaged: {error}") from None
 
 
 def put_messages(connection: sqlite3.Connection, message: Deliver, destinations: Iterable[str]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,17 @@ def test_what_is_no_database_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "y.db").write_text("step,loss\n" * 1000)
     with pytest.raises(StoreError, match="is it a trainwarden database"):
         inputs_in(tmp_path / "y.db")
+
+
+@pytest.mark.parametrize("row", [(b"\x80", b"{}"), (b"\x00x", b"{}"), ("text", "x")])
+def test_a_damaged_row_of_a_database_is_an_error_that_names_it(row: tuple[bytes | str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "z.db"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO inputs (received, input, after) VALUES (0, ?, ?)", row)
+        connection.commit()
+    with pytest.raises(StoreError, match=r"z\.db: .* is damaged"):
+        inputs_in(path)
 
 
 def test_inputs_stand_where_the_streams_had_been_read_to() -> None:
