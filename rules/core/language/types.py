@@ -336,6 +336,10 @@ class Checker:
             said = f"{'.'.join(dict(node.parameters)['key'])} of a parent is not remembered: {_known()} are"
         elif node.name in ("members", "since_resume", "resumed") or any(key == "source" for key, _ in node.parameters):
             said = f"{function} takes an expression over the signals of the parent: no vector and no function of the resume"
+        elif node.clock:
+            said = (
+                f"{function} takes an expression over the signals of the parent: idle() and budget() are of no record"
+            )
         if said:
             self._wrong(at, said)
             return False
