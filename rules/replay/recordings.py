@@ -77,7 +77,7 @@ def find_recordings(
 ) -> list[Recording]:
     """Return the recordings that files, globs, folders and ``-`` (standard input) name, in the order of their naming.
 
-    Standard input is written into ``spool``, an empty folder that the caller removes; journals are split at their headers.
+    Standard input and pipes are written into ``spool``, an empty folder that the caller removes; journals are split at their headers.
     ``format`` is ``auto``, ``journal`` or a name of ``readers.FORMATS``. ``maps`` gives signals to columns.
     Where ``problems`` is given, files that cannot be read are put there and the others are returned.
 
@@ -87,7 +87,9 @@ def find_recordings(
     finding = _Finding(format, dict(maps or {}))
     for name in names:
         try:
-            found = _spooled(standard_input, spool) if name == "-" else matching(name)
+            found = (
+                _spooled(name, standard_input, spool) if name == "-" else finding.without_pipes(matching(name), spool)
+            )
         except ReplayError as error:
             if problems is None:
                 raise
@@ -175,6 +177,29 @@ class _Finding:
         self._maps = maps
         self._found: dict[str, Recording] = {}
         self._sources: dict[str, list[str]] = {}
+        self._piped: dict[Path, str] = {}
+
+    def without_pipes(self, paths: list[Path], spool: Path) -> list[Path]:
+        """Return the files, with what came through a pipe, such as a shell's ``<(zcat old.log.gz)``, written into one of its own.
+
+        Raises:
+            ReplayError: a pipe cannot be read, or nothing came.
+        """
+        found: list[Path] = []
+        for path in paths:
+            if not path.is_fifo():
+                found.append(path)
+                continue
+            folder = spool / f"pipe-{len(self._piped)}"
+            try:
+                with path.open("rb") as pipe:
+                    folder.mkdir()
+                    files = _spooled(str(path), pipe, folder)
+            except OSError as error:
+                raise ReplayError(f"{path}: cannot be read: {error.strerror or error}") from None
+            self._piped.update(dict.fromkeys(files, str(path)))
+            found += files
+        return found
 
     def add(self, name: str, path: Path) -> None:
         """Take in a file or a folder.
@@ -211,7 +236,7 @@ class _Finding:
         head = read_head(path, HEAD_BYTES)
         if is_journal(head.partition(b"\n")[0]):
             return JOURNAL
-        shown = name if name == "-" else str(path)
+        shown = name if name == "-" else self._piped.get(path, str(path))
         if not head.strip():
             raise ReplayError(f"{shown}: the file is empty")
         format = recognise(head, path.name)
@@ -229,9 +254,10 @@ class _Finding:
 
     def _add_log(self, name: str, files: list[Path], format: str) -> None:
         path = files[0]
-        key = str(uuid.uuid5(SPACE, name if name == "-" else str(path.resolve())))
+        given = name if name == "-" else self._piped.get(path)
+        key = str(uuid.uuid5(SPACE, given or str(path.resolve())))
         run = "stdin" if name == "-" else run_of(path)
-        shown = name if name == "-" else str(path if len(files) == 1 else path.parent)
+        shown = given or str(path if len(files) == 1 else path.parent)
         self._found.setdefault(key, Recording(shown, run, key, format=format, files=files, maps=self._maps))
         self._note(key, shown)
 
@@ -302,13 +328,13 @@ def _is_header(line: bytes) -> bool:
         return False
 
 
-def _spooled(standard_input: IO[bytes], spool: Path) -> list[Path]:
-    """Write standard input into files: as it is, but journals split at their headers."""
-    whole = spool / "stdin"
+def _spooled(name: str, standard_input: IO[bytes], spool: Path) -> list[Path]:
+    """Write standard input or a pipe into files: as it is, but journals split at their headers."""
+    whole = spool / ("stdin" if name == "-" else name.rpartition("/")[2])
     with whole.open("wb") as file:
         shutil.copyfileobj(standard_input, file)
     if not whole.stat().st_size:
-        raise ReplayError("-: standard input is empty")
+        raise ReplayError("-: standard input is empty" if name == "-" else f"{name}: the file is empty")
     if not _is_header(read_head(whole, HEAD_BYTES).partition(b"\n")[0]):
         return [whole]
     files: list[Path] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,21 @@ def test_a_marked_journal_is_one_on_standard_input_too(tmp_path: Path) -> None:
     (recording,) = find_recordings(["-"], io.BytesIO(b"\xef\xbb\xbf" + journal(10)), tmp_path)
     assert recording.format == "journal"
     assert len(list(merged(recording))) == 10
+
+
+@pytest.mark.parametrize("kind", ["csv", "journal", "gzip"])
+def test_a_pipe_is_read_as_the_file_behind_it(kind: str, tmp_path: Path) -> None:
+    data = {"csv": CSV.encode(), "journal": journal(), "gzip": gzip.compress(CSV.encode())}[kind]
+    pipes = [tmp_path / "one", tmp_path / "two"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+        threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True).start()
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    found = find_recordings([str(pipe) for pipe in pipes], io.BytesIO(), spool)
+    assert found[0].source.startswith(str(pipes[0]))
+    records = [line for recording in found for line in merged(recording) if isinstance(line[2], Step)]
+    assert len(records) == (20_000 if kind == "journal" else 40_000)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
