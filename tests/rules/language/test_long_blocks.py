@@ -34,6 +34,8 @@ EXPRESSIONS = (
     "ema(x, beta=0.98)",
     "setback(x, records=5, spreads=0.1, share=0.01)",
     "setback(x, spreads=0, share=0)",
+    "shift_t(x, records=100, share=0)",
+    "shift_t(x, records=300)",
     "period(x > 1.5, window=500, min_events=3, tolerance=0.4, gap=5)",
 )
 PACK = pack_of(*(f"{text} > 1.01 * ema({text}, beta=0.5)" for text in EXPRESSIONS))

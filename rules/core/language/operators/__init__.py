@@ -19,6 +19,7 @@ from .presence import FUNCTIONS as PRESENCE
 from .repetition import FUNCTIONS as REPETITION
 from .resumes import FUNCTIONS as RESUMES
 from .setbacks import FUNCTIONS as SETBACKS
+from .shifts import FUNCTIONS as SHIFTS
 from .surprises import FUNCTIONS as SURPRISES
 from .trend import FUNCTIONS as TREND
 from .vectors import FUNCTIONS as VECTORS
@@ -40,6 +41,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             RESUMES,
             REPETITION,
             SETBACKS,
+            SHIFTS,
             SURPRISES,
             TREND,
             VECTORS,
