@@ -9,13 +9,21 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from trainwarden import webhook
 from trainwarden.record import Event, Header, Step, decode_line, encode_line
+from trainwarden.rules.core.delivery import SEVERITIES
+from trainwarden.rules.core.facts import CAUSES
+from trainwarden.rules.core.gates import held_by
+from trainwarden.rules.core.policy import Wanted
+from trainwarden.rules.core.rows import row
+from trainwarden.rules.core.state import Incident, IncidentState
 from trainwarden.rules.lint.lint import lint
+from trainwarden.rules.report.words import CLAUSES
 from trainwarden.rules.rulefiles import check_packs
 from trainwarden.signals import DERIVED, SIGNALS
 
@@ -169,6 +177,35 @@ def test_the_page_of_a_rule_shows_it_as_it_is_and_says_what_to_look_at_first(pag
         for one in (rule, known):
             one["expr"] = " ".join(one["expr"].split())
         assert rule == known
+
+
+def test_every_case_that_anything_refers_to_is_in_the_page_of_cases_with_the_test_that_shows_it() -> None:
+    page = (ROOT / "docs/cases.md").read_text()
+    rows = dict(re.findall(r"^\| ([A-F]\d\d) \| .+ \| \[.+\]\(https://\S+\) \| (.+) \|$", page, re.MULTILINE))
+    assert len(rows) == len(re.findall(r"^\| [A-F]\d\d ", page, re.MULTILINE))
+    known = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
+    named = {found.upper() for text in known.values() for found in re.findall(r"\bdef test_([a-f]\d\d)_", text)}
+    for room in ("docs", "rules", "exporter", "src", "deploy", "examples", "bench", "tests"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in (".py", ".md", ".yml", ".json") and path.name != "cases.md":
+                for found in re.findall(r"\bcases? ([A-F]\d\d(?:(?:,| and|, and)\s+[A-F]\d\d)*)", path.read_text()):
+                    named.update(re.findall(r"[A-F]\d\d", found))
+    assert sorted(named - set(rows)) == []
+    for case, tests in rows.items():
+        shown = {path for path, text in known.items() if f"def test_{case.lower()}_" in text and "cases" in path.parts}
+        linked = {(ROOT / "docs" / found).resolve() for found in re.findall(r"\((\S+)\)", tests)}
+        assert linked, case
+        assert linked <= shown, case
+
+
+def test_the_page_of_incidents_names_every_word_that_an_incident_can_hold() -> None:
+    page = (ROOT / "docs/incidents.md").read_text()
+    incident = Incident("i", "u", "r", 0, "s", onset=1, opened_step=1, opened_time=0.0)
+    words = [*row(incident), *get_args(IncidentState), *CLAUSES, *CAUSES, *get_args(Wanted), *SEVERITIES]
+    words += re.findall(r"``(\w+)``", held_by.__doc__ or "")
+    assert [word for word in words if f"`{word}`" not in page] == []
+    table = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page.partition("## Fields")[2], re.MULTILINE)
+    assert sorted(re.findall(r"\w+", " ".join(table))) == sorted(row(incident))
 
 
 def test_every_page_is_reached_from_the_index() -> None:

@@ -1,7 +1,7 @@
 """The batch's fingerprint is off its baseline at the onset, and at how many of the incident's steps it stays off.
 
 One odd batch proves little (healthy data has them); a fingerprint that is off at most steps since the onset is what a dirty
-shard looks like. Empty targets (no supervised token) explain a NaN loss by themselves (case A16).
+shard looks like. Empty targets (no supervised token) explain a NaN loss by themselves (case A17).
 """
 
 from __future__ import annotations
