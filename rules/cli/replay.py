@@ -98,7 +98,7 @@ def replay(
             recordings = find_recordings(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
             )
-            pages = Pages(to, len(recordings)) if output is Output.html else None
+            pages = Pages(to, len(recordings), reads=pack.reads, settings=settings) if output is Output.html else None
             settle()
             with reading(path for recording in recordings for path in recording.paths()) as told:
                 for recording in recordings:

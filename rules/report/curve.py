@@ -5,9 +5,10 @@ Lines lie in a nested picture of ``WIDTH`` units that is stretched; everything e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ GAP = 20
 ROWS_OF_FLAGS = 4
 FLAG = 14
 NARROW = 320
+_NO_MEANINGS: Mapping[str, str] = MappingProxyType({})
 #: With at most this many points in the picture each of them is shown.
 FEW = 120
 
@@ -57,7 +59,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a page shows of one picture. ``notes`` say what the lines themselves do not show."""
+    """What a page shows of one picture. ``signs`` say what the marks in it mean, ``notes`` what the lines do not show."""
 
     axis: Markup
     plot: Markup
@@ -67,6 +69,7 @@ class Picture:
     points: list[dict[str, Any]] = field(default_factory=list)
     first: float = 0.0
     last: float = 1.0
+    signs: tuple[tuple[str, str], ...] = ()  # look, meaning
 
 
 def draw(
@@ -77,6 +80,8 @@ def draw(
     says: str,
     height: int = 220,
     marks: Sequence[Mark] = (),
+    ticks: Sequence[tuple[str, Sequence[int]]] = (),
+    meanings: Mapping[str, str] = _NO_MEANINGS,
     warming: float | None = None,
     columns: int = WIDTH,
     values: bool = False,
@@ -87,7 +92,8 @@ def draw(
     ``says`` names the picture for a reader that cannot see it. Values before step ``warming`` may lie above the frame,
     where the rest of the curve can be seen better then; a note says so. ``columns`` is how many pixel columns the picture is meant
     for: fewer points are written for a small one. ``values`` keeps the drawn numbers beside the picture. ``stepped``
-    writes step numbers under it.
+    writes step numbers under it. ``ticks`` are steps by look that are only ticked on the axis; ``meanings`` are those of the
+    looks that the legend explains.
     """
     room = EDGE * (last - first) if last > first else 1.0
     first, last = first - room, last + room
@@ -119,6 +125,8 @@ def draw(
         if values:
             points.append(_points(part, kept))
     behind.insert(0, _grid(axis, height, top))
+    ticked = _ticked(ticks, first, last)
+    drawn += [tag("path", class_=f"ticked {look}", d=_strokes(places, height)) for look, places, _ in ticked]
     data = tag(
         "svg",
         *drawn,
@@ -141,6 +149,7 @@ def draw(
         points=points,
         first=first,
         last=last,
+        signs=tuple(_signs(marks, first, last, meanings)) + tuple((f"tick {look}", name) for look, _, name in ticked),
     )
 
 
@@ -228,7 +237,7 @@ def _marks(
 ) -> int:
     """Write the marks that lie in the picture, and return how many pixels their labels need over it."""
     seen = sorted(
-        (mark for mark in marks if mark.step <= last and (mark.step if mark.end is None else mark.end) >= first),
+        (mark for mark in marks if _visible(mark, first, last)),
         key=lambda mark: mark.step,
     )
     ends = [-1.0] * ROWS_OF_FLAGS
@@ -251,6 +260,30 @@ def _marks(
             text = tag("text", title, mark.label, class_=f"flag {mark.look}", x=x, y=begin + 7, text_anchor=anchor)
             above.append(tag("a", text, href=mark.href) if mark.href else text)
     return top
+
+
+def _visible(mark: Mark, first: float, last: float) -> bool:
+    return mark.step <= last and (mark.step if mark.end is None else mark.end) >= first
+
+
+def _signs(marks: Sequence[Mark], first: float, last: float, meanings: Mapping[str, str]) -> list[tuple[str, str]]:
+    looks = {mark.look for mark in marks if _visible(mark, first, last)}
+    return [(look, meaning) for look, meaning in meanings.items() if look in looks]
+
+
+def _ticked(ticks: Sequence[tuple[str, Sequence[int]]], first: float, last: float) -> list[tuple[str, list[int], str]]:
+    """Return each look with its places in the picture, one a pixel column, and what the legend says of it."""
+    found = []
+    for look, steps in ticks:
+        inside = [step for step in steps if first <= step <= last]
+        if inside:
+            places = sorted({round(WIDTH * (step - first) / (last - first)) for step in inside})
+            found.append((look, places, look if len(inside) == 1 else f"{look} ({scale.whole(len(inside))})"))
+    return found
+
+
+def _strokes(places: Sequence[int], height: int) -> str:
+    return "".join(f"M{place} {height}v-7" for place in places)
 
 
 def _free_row(ends: list[float], mark: Mark, left: float) -> int | None:

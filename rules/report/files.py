@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from trainwarden.rules.core.settings import Settings
+
 from .page import Entry, index_page, run_page
 from .recorded import Recorded
+from .telling import Reads
 
 
 class PagesError(ValueError):
@@ -22,16 +25,20 @@ class Pages:
     """Pages of the runs of one replay, each written as soon as it is made: the columns of one run alone are in memory.
 
     ``to`` is a file where there is one run, and None leaves the page to the caller; for several runs it is a folder. A
-    folder that is there takes the page of a single run too.
+    folder that is there takes the page of a single run too. ``reads`` tells the signals that an alert reads, ``settings`` what is
+    planned.
     """
 
-    def __init__(self, to: Path | None, runs: int) -> None:
+    def __init__(
+        self, to: Path | None, runs: int, *, reads: Reads | None = None, settings: Settings | None = None
+    ) -> None:
         """Make the folder, if there is to be one.
 
         Raises:
             PagesError: several runs without a folder for them, or it cannot be made.
         """
         self._to = to
+        self._reads, self._settings = reads, settings or Settings()
         self._single: str | None = None
         self._entries: list[Entry] = []
         self._names: set[str] = {"index.html"}
@@ -55,9 +62,9 @@ class Pages:
             PagesError: it cannot be written.
         """
         if self._folder is None:
-            self._single, _ = run_page(report, recorded)
+            self._single, _ = run_page(report, recorded, reads=self._reads, settings=self._settings)
             return
-        page, sketch = run_page(report, recorded, index="index.html")
+        page, sketch = run_page(report, recorded, index="index.html", reads=self._reads, settings=self._settings)
         name = self._name(report)
         _write(self._folder / name, page)
         self._entries.append(Entry(name, report, sketch))

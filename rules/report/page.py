@@ -18,11 +18,14 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainwarden.record import encode_numbers
+from trainwarden.rules.core.settings import Settings
 
 from . import scale, words
 from .curve import Picture
+from .marks import announced
 from .panels import Gallery
 from .recorded import Recorded
+from .telling import Reads
 
 #: Incidents of severity info that get a close-up; a run with more lists the others in the table alone.
 MOST_CLOSEUPS_OF_INFO = 40
@@ -40,6 +43,7 @@ _PLAN = (
     *("target", "skip_samples", "skip_mode", "exclude", "exclude_hosts"),
     *("reset_optimizer", "lr_factor", "rewarmup_steps", "reasons"),
 )
+_DEFAULTS = Settings()
 _ITEM = ("step", "state", "says", "kind", "signal")
 
 
@@ -126,13 +130,22 @@ def _environment() -> Environment:
     return environment
 
 
-def run_page(report: dict[str, Any], recorded: Recorded, *, index: str | None = None) -> tuple[str, Picture | None]:
+def run_page(
+    report: dict[str, Any],
+    recorded: Recorded,
+    *,
+    index: str | None = None,
+    reads: Reads | None = None,
+    settings: Settings = _DEFAULTS,
+) -> tuple[str, Picture | None]:
     """Return the page of one run, and a small picture for the list of pages.
 
-    ``report`` is the object that ``replay --output json`` prints for the run; ``index`` is where the list of pages lies.
+    ``report`` is the object that ``replay --output json`` prints for the run; ``index`` is where the list of pages lies. ``reads``
+    tells the signals that an alert reads; ``settings`` may plan changes.
     """
     report = _complete(report)
-    gallery = Gallery(report, recorded)
+    changes = announced(recorded, settings, str(report["run"]))
+    gallery = Gallery(report, recorded, reads=reads, changes=changes)
     drawn = {"info": 0, "all": 0}
     closeups = []
     for number, row in enumerate(gallery.incidents, start=1):
@@ -152,6 +165,8 @@ def run_page(report: dict[str, Any], recorded: Recorded, *, index: str | None = 
             closeups=closeups,
             signals=gallery.signals(),
             constant=gallery.constant(),
+            changes=changes,
+            told=list(dict.fromkeys(str(one["says"]) for one in report["notices"] if one["kind"] == "planned_change")),
             starts=gallery.starts,
             index=index,
         )

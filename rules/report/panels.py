@@ -9,27 +9,21 @@ from typing import Any
 import numpy as np
 
 from trainwarden.rules.core.block import Key
+from trainwarden.rules.core.planned import Announced
 from trainwarden.signals import BY_NAME
 
-from . import words
+from . import marks, words
 from .curve import Line, Mark, Picture, draw
 from .recorded import Column, Recorded, StartColumns
+from .telling import PASSIVE, Reads, telling
 from .usual import usual
 
 #: Lines of one picture; what is more is said and not drawn.
 MOST_LINES = 7
 #: A close-up shows at least this many records before the onset and at most ``MOST_BEFORE``.
 LEAST_AROUND, MOST_BEFORE, MOST_AFTER = 40, 200, 600
-#: A signal moved at an onset if it left its values before by this many robust deviations.
-MOVED = 6.0
-#: Signals that only count, tell the time or repeat the plan: never the reason of anything.
-PASSIVE = frozenset(
-    {"sample_position", "epoch", "samples_seen", "tokens", "optimizer_step", "step_duration_seconds", "beta2"}
-)
 #: Share of a run's steps at its beginning in which the loss falls from where it started.
 WARMING = 0.05
-#: Kinds of events that are marked on the loss curve.
-MARKED = frozenset({"resume", "stage", "mixture", "batch_size", "lr_phase", "epoch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +38,23 @@ class Panel:
 
 
 class Gallery:
-    """The pictures of one recording. The baseline is reckoned once a start."""
+    """The pictures of one recording. The baseline is reckoned once a start.
 
-    def __init__(self, report: dict[str, Any], recorded: Recorded) -> None:
+    ``reads`` tells the signals that an alert reads, where its rules are at hand; ``changes`` are the planned ones of the run.
+    """
+
+    def __init__(
+        self,
+        report: dict[str, Any],
+        recorded: Recorded,
+        *,
+        reads: Reads | None = None,
+        changes: Sequence[Announced] = (),
+    ) -> None:
         self.report = report
         self.recorded = recorded
+        self.reads = reads
+        self.planned = marks.of_changes(changes)
         self.starts = recorded.starts
         self.first, self.last = recorded.extent()
         self.incidents = words.ordered(report.get("incidents") or [])
@@ -65,7 +71,9 @@ class Gallery:
             self.last,
             says=f"Loss over steps {self.first} to {self.last} with {words.tally(self.report)}",
             height=320,
-            marks=[*self._events(), *self._incident_marks()],
+            marks=[*self.planned, *marks.of_events(self.starts), *marks.of_incidents(self.incidents)],
+            ticks=marks.ticks(self.starts),
+            meanings=marks.MEANINGS,
             warming=self._warming(),
             values=True,
         )
@@ -73,7 +81,7 @@ class Gallery:
 
     def signals(self) -> list[Panel]:
         """Return one small picture for each signal that changed, all over the same steps."""
-        marks = [Mark(mark.step, mark.look, mark.says, mark.end) for mark in self._incident_marks()]
+        seen = marks.bare([*self.planned, *marks.of_incidents(self.incidents)])
         panels = []
         for heading, keys in self._headings():
             lines, notes = self._signal_lines(keys)
@@ -85,7 +93,7 @@ class Gallery:
                 self.last,
                 says=f"{'/'.join(heading)} over steps {self.first} to {self.last}",
                 height=110,
-                marks=marks,
+                marks=seen,
                 warming=self._warming(),
                 columns=400,
             )
@@ -110,30 +118,34 @@ class Gallery:
             own = attempts[-1] if attempts else None
         if own is None or onset is None:
             return []
-        first, last = _window(row, own)
-        marks = _life(row)
-        said = f"around step {onset}, incident {number}"
         others = [kept for kept in self.starts if kept is not own]
+        before = self.starts[: self.starts.index(own)]
+        first, last = _window(row, own, before)
+        around = [*self.planned, *marks.of_events(self.starts)]
+        seen = [*around, *marks.of_life(row)]
+        said = f"around step {onset}, incident {number}"
         panels = []
         lines = _around(("loss",), own, others, first, last)
         if lines:
-            level = self._usual_of(own)
+            lines.append(Line("baseline", self._usual_of(own), "usual"))
+            meanings = {look: marks.MEANINGS[look] for look in ("planned", "attempt", "event")}
+            ticks = marks.ticks(self.starts)
             picture = draw(
-                [*lines, Line("baseline", level, "usual")], first, last, says=f"Loss {said}", marks=marks, values=True
+                lines, first, last, says=f"Loss {said}", marks=seen, ticks=ticks, meanings=meanings, values=True
             )
             panels.append(_panel("loss", picture))
         odd = self._odd_ranks(row, own)
         if odd:
-            picture = draw(odd, first, last, says=f"Loss by rank {said}", height=110, marks=marks, values=True)
+            picture = draw(odd, first, last, says=f"Loss by rank {said}", height=110, marks=seen, values=True)
             panels.append(_panel("rank_loss", picture))
-        for key in self._moved(own, onset, first, last):
+        for key in telling(row, own, before, first, last, self.reads):
             picture = draw(
                 _around(key, own, others, first, last),
                 first,
                 last,
                 says=f"{_name(key)} {said}",
                 height=84,
-                marks=[Mark(mark.step, mark.look, mark.says, mark.end) for mark in marks],
+                marks=marks.bare(seen),
                 values=True,
                 stepped=False,
             )
@@ -145,14 +157,14 @@ class Gallery:
         lines = [line for line in self._lineage_of_loss() if line.look != "usual"]
         if not lines:
             return None
-        marks = [Mark(mark.step, mark.look, mark.says) for mark in self._incident_marks() if mark.look != "info"]
+        graver = [mark for mark in marks.of_incidents(self.incidents) if mark.look != "info"]
         return draw(
             lines,
             self.first,
             self.last,
             says="Loss",
             height=48,
-            marks=marks,
+            marks=[Mark(mark.step, mark.look, mark.says) for mark in graver],
             warming=self._warming(),
             columns=240,
             stepped=False,
@@ -230,38 +242,6 @@ class Gallery:
         ]
         return coloured, notes
 
-    def _incident_marks(self) -> list[Mark]:
-        marks = []
-        for number, row in enumerate(self.incidents, start=1):
-            onset = row.get("onset_step")
-            if onset is None:
-                continue
-            severity = str(row.get("severity"))
-            label = "" if severity == "info" else str(number)
-            marks.append(
-                Mark(
-                    onset,
-                    severity if severity in words.SEVERITIES else "info",
-                    f"{number}: {words.title(row)}, {words.steps_of(row)}",
-                    _bad_until(row),
-                    label,
-                    f"#incident-{number}",
-                )
-            )
-        return marks
-
-    def _events(self) -> list[Mark]:
-        marks = []
-        for kept in self.starts:
-            for event in kept.events:
-                if event.step is not None and event.kind in MARKED:
-                    marks.append(Mark(event.step, "event", f"{event.kind.replace('_', ' ')} at step {event.step}"))
-        for kept in self.starts[1:]:
-            first = kept.steps[0]
-            says = f"Attempt {kept.start.attempt} goes on from step {first}"
-            marks.append(Mark(first, "event", says, None, f"attempt {kept.start.attempt}"))
-        return marks
-
     def _odd_ranks(self, row: dict[str, Any], own: StartColumns) -> list[Line]:
         """Return the loss of the ranks that the incident names over that of one that it does not name."""
         named = set((row.get("scope") or {}).get("ranks") or [])
@@ -276,28 +256,6 @@ class Gallery:
                 for kept, look in zip(odd, looks, strict=False)
             ),
         ]
-
-    def _moved(self, own: StartColumns, onset: int, first: int, last: int) -> list[Key]:
-        """Return up to three signals that left their values at the onset, the farthest first; the gradient norm always."""
-        found: list[tuple[float, Key]] = []
-        for key in own.tracks:
-            if key[0] in PASSIVE or key == ("loss",) or (len(key) > 1 and key[-1] != "all" and key[0] != "nonfinite"):
-                continue
-            column = own.column(key).between(first, last)
-            before = column.values[column.steps < onset]
-            after = column.values[column.steps >= onset]
-            before = before[np.isfinite(before)]
-            if key == ("grad_norm", "all") and len(column.steps):
-                found.append((np.inf, key))
-            elif len(before) >= 10 and len(after):
-                level = float(np.median(before))
-                spread = max(1.4826 * float(np.median(np.abs(before - level))), 0.002 * abs(level), 1e-12)
-                way = np.abs(after - level)
-                moved = float(way.max()) / spread if np.isfinite(way).all() else np.inf
-                if moved > MOVED:
-                    found.append((moved, key))
-        found.sort(key=lambda item: (-item[0], item[1]))
-        return [key for _, key in found[:3]]
 
 
 def _around(key: Key, own: StartColumns, others: Sequence[StartColumns], first: int, last: int) -> list[Line]:
@@ -347,42 +305,21 @@ def _place(heading: tuple[str, ...]) -> tuple[bool, int, tuple[str, ...]]:
     return name in PASSIVE, _ORDER.get(name, len(_ORDER)), heading
 
 
-def _bad_until(row: dict[str, Any]) -> float | None:
-    """Return where the band of an incident ends: its close, or without one its confirmation.
+def _window(row: dict[str, Any], own: StartColumns, before: Sequence[StartColumns]) -> tuple[int, int]:
+    """Return the steps of a close-up, counted in records so that a log of every tenth step shows as much.
 
-    An incident with an action closes when its verification ends, long after the run went back: its band ends where the
-    abandoned attempt was confirmed broken.
+    Shortly behind a resume the steps of the starts before it come first: what was usual is seen there.
     """
-    closed, confirmed = row.get("closed_step"), row.get("confirmed_step")
-    if row.get("action") in ("rollback", "stop"):
-        return confirmed
-    return closed if closed is not None else confirmed
-
-
-def _life(row: dict[str, Any]) -> list[Mark]:
-    severity = str(row.get("severity"))
-    look = severity if severity in words.SEVERITIES else "info"
-    marks = [Mark(row["onset_step"], look, f"Onset at step {row['onset_step']}", _bad_until(row), "onset")]
-    for name in ("opened", "confirmed", "closed"):
-        step = row.get(f"{name}_step")
-        if step is not None and step != row["onset_step"]:
-            marks.append(Mark(step, "life", f"{name.capitalize()} at step {step}", None, name))
-    plan = row.get("plan")
-    target = plan.get("target") if isinstance(plan, dict) else None
-    if isinstance(target, dict) and target.get("step") is not None:
-        marks.append(Mark(target["step"], "life", f"The plan goes back to step {target['step']}", None, "target"))
-    return marks
-
-
-def _window(row: dict[str, Any], own: StartColumns) -> tuple[int, int]:
-    """Return the steps of a close-up, counted in records so that a log of every tenth step shows as much."""
-    steps = np.sort(np.frombuffer(own.steps, dtype=np.int64))
+    steps = np.unique(np.frombuffer(own.steps, dtype=np.int64))
+    older = [np.frombuffer(kept.steps, dtype=np.int64) for kept in before]
+    led = np.unique(np.concatenate([part[part < steps[0]] for part in older])) if older else steps[:0]
+    steps = np.concatenate([led, steps])
     onset = row["onset_step"]
     at = int(np.searchsorted(steps, onset))
-    end = _bad_until(row)
+    end = marks.bad_until(row)
     until = at if end is None else int(np.searchsorted(steps, end))
     lasted = min(max(until - at, 0), MOST_AFTER)
-    before = min(max(LEAST_AROUND, lasted), MOST_BEFORE)
+    around = min(max(LEAST_AROUND, lasted), MOST_BEFORE)
     after = lasted + max(LEAST_AROUND, min(lasted, MOST_BEFORE))
-    first = steps[max(0, at - before)]
+    first = steps[max(0, at - around)]
     return int(first), int(steps[min(len(steps) - 1, at + after)])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import structs
 
 from trainwarden.record import Event, Step, Value
 from trainwarden.rules.core.block import Key
@@ -70,6 +71,12 @@ class StartColumns:
                 track.rows.append(row)
                 track.values.append(number)
 
+    def hear(self, event: Event) -> None:
+        """Take one event in; one that names no step happened behind the newest record."""
+        if event.step is None and self.steps:
+            event = structs.replace(event, step=self.steps[-1])
+        self.events.append(event)
+
     def column(self, key: Key) -> Column:
         """Return one column, empty where nothing was logged under this key."""
         track = self.tracks.get(key)
@@ -111,7 +118,7 @@ class Recorded:
             if isinstance(item, Step):
                 kept.add(item)
             else:
-                kept.events.append(item)
+                kept.hear(item)
             yield start, rank, item
 
     @property

@@ -27,6 +27,12 @@ CLAUSES = {
     "mismatch": "two values that must agree did not",
     "other": "something unusual was seen",
 }
+#: What is said of verdicts that tell of a return while nobody has seen one.
+UNFINISHED = {
+    "outlier": "a loss stood out",
+    "transient_spike": "the loss spiked",
+    "slow_recovery": "the loss spiked",
+}
 #: What a cause is called in a sentence.
 CAUSES = {
     "data": "the data",
@@ -41,7 +47,11 @@ CAUSES = {
     "undetermined": "undetermined",
 }
 UNDETERMINED = "What caused it is not determined."
+#: An outlier is no beginning of what came so many times its uncertainty behind it.
+LONG_BEFORE = 20
 SEVERITIES = ("critical", "warning", "info")
+#: Names of columns that a sentence lists at most.
+MOST_COLUMNS = 12
 
 
 def sentence(row: dict[str, Any]) -> str:
@@ -49,18 +59,28 @@ def sentence(row: dict[str, Any]) -> str:
     onset, closed = row.get("onset_step"), row.get("closed_step")
     verdict = str(row.get("verdict"))
     clause = CLAUSES.get(verdict, verdict.replace("_", " "))
-    if closed is None and verdict in ("transient_spike", "slow_recovery"):
-#: Names of columns that a sentence lists at most.
-MOST_COLUMNS = 12
-        clause = "the loss spiked"
+    if verdict in UNFINISHED and not came_back(row):
+        clause = f"{UNFINISHED[verdict]}, and was not seen to come back"
+        clause += "" if closed is None else f" up to step {step(closed)}"
     where = f"At step {step(onset)}"
     if verdict != "outlier" and closed is not None and onset is not None and closed > onset:
         where = f"From step {step(onset)}"
     return f"{where} {clause}. {because(row)}"
 
 
+def came_back(row: dict[str, Any]) -> bool:
+    """Say whether the row says that what was seen is over: it closed, and not into the hands of a person."""
+    return row.get("closed_step") is not None and row.get("state") in ("recovered", "dismissed", None)
+
+
 def graver(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the incident of graver severity that opened where this one closed: this one was its beginning."""
+    """Return the incident of graver severity that opened where this one closed: this one was its beginning.
+
+    A single loss that stood out long before, as long as its onset may be wrong by many times over, was none.
+    """
+    lasted = (row.get("closed_step") or 0) - (row.get("onset_step") or 0)
+    if row.get("verdict") == "outlier" and lasted > LONG_BEFORE * max(1, row.get("onset_uncertainty") or 1):
+        return None
     rank = {name: place for place, name in enumerate(SEVERITIES)}
     for other in rows:
         if (
@@ -212,6 +232,22 @@ def verdict_of_run(report: dict[str, Any]) -> str:
     return f"{_headline(worst)} {state_of(worst)}{more}"
 
 
+def unjudged(report: dict[str, Any]) -> str:
+    """Return what to say of records without a loss in which nothing was found, or an empty text."""
+    judged = report.get("judged")
+    if judged is None or "loss" in judged or not report.get("records"):
+        return ""
+    kind = "columns" if report.get("columns") else "signals"
+    there = [str(name) for name in report.get("columns") or report.get("signals") or []]
+    more = f" and {len(there) - MOST_COLUMNS} more" if len(there) > MOST_COLUMNS else ""
+    listed = f"{kind}: {', '.join(there[:MOST_COLUMNS]) or 'none'}{more}"
+    name_it = "; name it with --map loss=COLUMN" if report.get("columns") else ""
+    if not judged:
+        return f"Not judged: no loss was found ({listed}){name_it}."
+    what = ", ".join(map(str, judged[:MOST_COLUMNS]))
+    return f"Only {what} could be judged, and nothing unusual was found there: no loss was found ({listed}){name_it}."
+
+
 def _headline(row: dict[str, Any]) -> str:
     """Return the verdict as a sentence, with the cause where one is known."""
     return sentence(row).removesuffix(UNDETERMINED).rstrip()
@@ -233,22 +269,6 @@ def state_of(row: dict[str, Any]) -> str:
         "awaiting_approval": "It waits for approval.",
         "acting": "The action was under way when the records ended.",
         "verifying": "It was being verified when the records ended.",
-def unjudged(report: dict[str, Any]) -> str:
-    """Return what to say of records without a loss in which nothing was found, or an empty text."""
-    judged = report.get("judged")
-    if judged is None or "loss" in judged or not report.get("records"):
-        return ""
-    kind = "columns" if report.get("columns") else "signals"
-    there = [str(name) for name in report.get("columns") or report.get("signals") or []]
-    more = f" and {len(there) - MOST_COLUMNS} more" if len(there) > MOST_COLUMNS else ""
-    listed = f"{kind}: {', '.join(there[:MOST_COLUMNS]) or 'none'}{more}"
-    name_it = "; name it with --map loss=COLUMN" if report.get("columns") else ""
-    if not judged:
-        return f"Not judged: no loss was found ({listed}){name_it}."
-    what = ", ".join(map(str, judged[:MOST_COLUMNS]))
-    return f"Only {what} could be judged, and nothing unusual was found there: no loss was found ({listed}){name_it}."
-
-
         "recovered": "The run recovered.",
         "not_recovered": "The run did not recover.",
         "inconclusive": "Whether it recovered cannot be told from the records.",
