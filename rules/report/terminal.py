@@ -114,6 +114,9 @@ def _incident(row: dict[str, Any], console: Console, *, attempts: bool, timeline
         _say(console, f"{_at(item)}{item.get('says', '')}", 6, "dim")
     if row.get("alerts"):
         _say(console, f"alerts: {', '.join(map(str, row['alerts']))}", 4, "dim")
+    runbooks = [(rule.get("annotations") or {}).get("runbook_url") for rule in row.get("rules") or []]
+    if any(runbooks):
+        _say(console, f"runbooks: {', '.join(dict.fromkeys(str(one) for one in runbooks if one))}", 4, "dim")
     if isinstance(row.get("plan"), dict):
         _plan(row["plan"], console)
     if timeline:
