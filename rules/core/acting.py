@@ -37,7 +37,14 @@ def past(run: Run, alive: Alive, step: int) -> Past:
         steps_run=step - first + 1,
         ramp_steps=alive.ramp_steps,
         mismatch=alive.mismatch,
+        handed_over=any(_went_wrong(one) for one in run.incidents.values()),
     )
+
+
+def _went_wrong(incident: Incident) -> bool:
+    """Say whether a rollback was handed to a person, as not applied or refused, who has not acknowledged it."""
+    tried = incident.webhook_id is not None or incident.verification is not None
+    return incident.state == "escalated" and tried and incident.acknowledged_by is None
 
 
 def consider(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, cause: Cause, time: float) -> None:

@@ -17,6 +17,7 @@ from .planned import parted
 from .policy import Decision
 from .recovery import Judged, begin, cut_short, finish_early, go_on, observe
 from .replaying import expect
+from .standstill import words
 from .state import Alive, Incident, RuleSeen, Run
 from .targets import abandoned
 from .turn import Turn, digest
@@ -197,6 +198,29 @@ def ended(turn: Turn, run: Run, alive: Alive, event: Event, time: float, step: i
             _settle(turn, run, None, incident, judged, time, step)
         elif incident.open and incident.start_id == alive.start.start_id:
             _finished(turn, run, alive, incident, time, step)
+
+
+def gone(turn: Turn, run: Run, alive: Alive, time: float) -> None:
+    """Close what a run left open that ended, or cannot be seen, for so long that no next start is awaited.
+
+    A requested rollback has its own end (:func:`.acting.overdue`).
+    """
+    unseen = alive.progress.unseen
+    if alive.ended is None and unseen is None:
+        alive.gone = None
+        return
+    if alive.gone is None:
+        alive.gone = time
+    waited = time - alive.gone
+    if waited < turn.settings.gone_seconds:
+        return
+    what = f"ended ({alive.ended}) and no other began" if alive.ended is not None else "could not be read"
+    says = f"Attempt {alive.start.attempt} {what} for {words(waited)}."
+    for incident in list(run.incidents.values()):
+        verified = incident.state == "verifying" and incident.verification is not None
+        start_id = incident.verification.start_id if verified and incident.verification else incident.start_id
+        if start_id == alive.start.start_id and (verified or (incident.open and incident.state != "acting")):
+            close(turn, incident, time, None, "inconclusive", says)
 
 
 def _finished(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float, step: int | None) -> None:

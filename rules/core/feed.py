@@ -253,6 +253,7 @@ def _tick(turn: Turn, time: float) -> None:
             judge(turn, run, alive, released)
         if alive is not None:
             standstill.look(turn, run, alive, time)
+            aftermath.gone(turn, run, alive, time)
         acting.overdue(turn, run)
         acting.deliver(turn, run)
 

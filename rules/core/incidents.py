@@ -16,6 +16,7 @@ from .events import begun
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
 from .healing import high_now, level
 from .makeup import moved
+from .ongoing import ongoing
 from .onset import onset, uncertainty
 from .planned import near, parted
 from .resumed import line_of
@@ -26,18 +27,16 @@ from .suspects import suspects
 from .targets import choose
 from .trend import Trend
 from .turn import Turn, digest
-from .verdict import held_back, lasting, shape
+from .verdict import LEVEL_CLAIMS, STANDING, held_back, lasting, shape
 
 #: Steps with a firing alert after which an incident is confirmed without the loss.
 PERSISTS = 20
-#: Verdicts of rules that judgement checks against its own trend, over so many newest records.
-LEVEL_CLAIMS, LEVEL_RECORDS = ("level_shift", "divergence"), 20
+#: Newest records over which a rule's word on the level is checked against the trend.
+LEVEL_RECORDS = 20
 #: Verdicts of rules that are information alone where the loss stays within its noise: a ratio of losses near zero is large by nothing.
 SPIKE_CLAIMS = ("transient_spike",)
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
-#: Verdicts of rules that speak of the run and not of a moment.
-STANDING = ("periodic_spikes", "recurring_spikes", "drift", "mismatch")
 #: Findings that stand in the summary.
 IN_WORDS = ("after_event", "period")
 #: Closed incidents that a run remembers.
@@ -69,7 +68,13 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, with
         incident = None
     fresh = incident is None
     if incident is None:
+        known_already, graver_than = ongoing(run, alive, change, turn.settings) if not withheld else (None, None)
+        if known_already is not None:
+            _goes_on(turn, known_already, record, change)
+            return
         incident = _open(turn, run, alive, record, change, severity)
+        if graver_than is not None and graver_than.state != "inconclusive":
+            incident.further_than = graver_than.onset  # what was saved since may hold the first fault
     known = incident.rules.get(change.rule)
     if known is None:
         cause = change.labels.get("cause", "")
@@ -92,6 +97,20 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, with
             incident, record.time, record.step, f"{change.rule} fires; it began at step {incident.onset}{uncertain}."
         )
     turn.touch(incident)
+
+
+def _goes_on(turn: Turn, incident: Incident, record: Step, change: Change) -> None:
+    """Let an alert join an incident that has ended while its fault goes on: it is written down, and nobody is told again."""
+    incident.last_active_step = record.step
+    if change.rule in incident.rules:
+        return
+    severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
+    cause = change.labels.get("cause", "")
+    incident.rules[change.rule] = RuleSeen(
+        change.since, record.step, severity, offered, firing=False, over=True, value=change.value, cause=cause
+    )
+    says = f"{change.rule} joins (since step {change.since}): the same event goes on."
+    turn.note(incident, record.time, record.step, says)
 
 
 def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -> None:
@@ -398,7 +417,11 @@ def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:
 
 
 def close(turn: Turn, incident: Incident, time: float, step: int | None, state: IncidentState, says: str) -> None:
-    """End an incident."""
+    """End an incident; where no step is told, at the newest record of its start."""
+    run = turn.memory.runs.get(incident.run_uid)
+    alive = None if run is None else run.alive
+    if step is None and alive is not None and alive.start.start_id == incident.start_id and len(alive.trace):
+        step = int(alive.trace.steps[-1])
     incident.closed_step = step
     for seen in incident.rules.values():
         seen.firing = False

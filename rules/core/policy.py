@@ -46,6 +46,7 @@ class Past:
     steps_run: int  #: steps of this attempt until now
     ramp_steps: int = 0  #: steps of the plan's ramp
     mismatch: str = ""  #: severity of a rule that found this attempt to have resumed wrongly
+    handed_over: bool = False  #: a rollback before this went wrong, and the person who was called has not spoken yet
 
 
 NOTHING = Decision("none", "")
@@ -84,7 +85,9 @@ def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decisi
     if past.mismatch:
         return Decision("escalate", f"{reason} It resumed wrongly: after a rollback the next one would as well.")
     unclear = cause.name in ("undetermined", "planned_change") or cause.confidence < settings.confidence
-    return Decision("rollback", reason, needs_approval=unclear)
+    if past.handed_over:
+        reason = f"{reason} The last rollback went wrong and nobody has acknowledged it."
+    return Decision("rollback", reason, needs_approval=unclear or past.handed_over)
 
 
 def _useless(facts: Facts, cause: Cause) -> str | None:

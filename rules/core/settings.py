@@ -25,7 +25,9 @@ class PlannedChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: Step
     """The first step that is trained under the change."""
     kind: Word
-    """stage, mixture, batch_size, lr_phase, or a word of your own."""
+    """stage, mixture, batch_size, lr_phase, or with planned: true a word of your own."""
+    planned: bool = False
+    """true: every rule is excused, whatever the kind, as with an event that says so; a word of your own needs it."""
     run: str = "*"
     """The run's display name, or a pattern with * and ?."""
     settle_steps: CountOrNone | None = None
@@ -87,6 +89,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds that saving may take until three checkpoints were seen; then, twice the longest but one."""
     unseen_seconds: Seconds = 600.0
     """Seconds without an answer of any exporter after which a run is said not to be seen (case F03: 10 minutes)."""
+    gone_seconds: Seconds = 86_400.0
+    """Seconds after a run's end, or without any answer, after which what it left open is closed: its restart is not awaited longer."""
 
     max_action_age: Seconds = 60.0
     """Seconds; with a newest record older than this and than three usual record intervals, nothing is delivered."""

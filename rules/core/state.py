@@ -265,6 +265,7 @@ class Alive(Struct):
     first_step: int | None = None
     plan_id: str | None = None
     ended: str | None = None
+    gone: float | None = None  #: the first tick that found it ended or unseen, Unix seconds
     firing: dict[str, RuleSeen] = field(default_factory=dict)
     watches: dict[str, Watch] = field(default_factory=dict)
     scales: dict[str, Scale] = field(default_factory=dict)

@@ -26,6 +26,11 @@ ENOUGH = 20
 #: Verdicts that page: they do not pass by themselves.
 PERSISTENT = ("level_shift", "divergence", "nonfinite", "grad_collapse", "scale_collapse", "stall", "mismatch")
 
+#: Verdicts of rules that judgement checks against its own trend.
+LEVEL_CLAIMS = ("level_shift", "divergence")
+#: Verdicts of rules that speak of the run and not of a moment.
+STANDING = ("periodic_spikes", "recurring_spikes", "drift", "mismatch")
+
 #: Verdicts that speak of nothing but a signal's size: a change of unit would explain them.
 SIZES = (
     "outlier",

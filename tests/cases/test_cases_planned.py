@@ -87,7 +87,8 @@ def test_b08_a_planned_mixture_is_learned_anew_and_pages_nobody() -> None:
 @pytest.mark.parametrize("planned", [(), (PlannedChange(step=108_000, kind="mixture", run="other"),)])
 def test_b08_the_same_shift_without_an_entry_is_a_level_shift_and_a_page(planned: tuple[PlannedChange, ...]) -> None:
     found = judge(rows(106_000, 110_000, mixture), settings=Settings(planned_changes=planned))
-    page = found.pages[0]
+    (page,) = found.pages
+    assert found.told == [page]
     assert page["onset_step"] == 108_000
     assert page["verdict"] == "level_shift"
     assert "planned_change" not in found.kinds
