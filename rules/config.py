@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from trainwarden.rules.core.language.errors import did_you_mean
+from trainwarden.rules.core.planned import KINDS
 from trainwarden.rules.core.settings import PlannedChange, Settings
 from trainwarden.rules.fields import Model, Seconds, convert, where
 from trainwarden.rules.fields import Path as FieldPath
@@ -184,37 +186,50 @@ def read_config(text: str, source: str, base: Path, overrides: dict[str, Any] | 
     Raises:
         ConfigError: with all of its errors.
     """
+    problems: list[Problem] = []
     try:
-        document = load(text, source)
+        document = load(text, source, problems)
     except YamlError as error:
         raise ConfigError([str(problem) for problem in error.problems]) from None
     value = document.value
     raw: Any = {} if value is None else dict(value) if isinstance(value, dict) else value
     if isinstance(raw, dict):
         if "base" in raw:
-            raise ConfigError([str(document.problem(document.key_position(("base",)), "base: unknown field"))])
-        _refuse_inner(document, raw.get("policy"), ("policy",))
+            problems.append(document.problem(document.key_position(("base",)), "base: unknown field"))
+        if "policy" in raw:
+            raw["policy"] = _without_inner(document, raw["policy"], ("policy",), problems)
         raw = _override(raw, overrides or {})
         raw["base"] = str(base)
-    return _convert(document, raw, Config)
+    return _convert(document, raw, Config, problems)
 
 
-def _refuse_inner(document: Document, policy: Any, path: FieldPath) -> None:
+def _without_inner(document: Document, policy: Any, path: FieldPath, problems: list[Problem]) -> Any:
     """Refuse what the core's settings hold beside the policy: it has its place at the top of the configuration."""
-    if isinstance(policy, dict) and "planned_changes" in policy:
-        at = (*path, "planned_changes")
-        says = f"{where(at)}: unknown field; planned_changes stands at the top of the configuration"
-        raise ConfigError([str(document.problem(document.key_position(at), says))])
+    if not isinstance(policy, dict) or "planned_changes" not in policy:
+        return policy
+    at = (*path, "planned_changes")
+    says = f"{where(at)}: unknown field; planned_changes stands at the top of the configuration"
+    problems.append(document.problem(document.key_position(at), says))
+    return {name: value for name, value in policy.items() if name != "planned_changes"}
 
 
-def _convert(document: Document, value: Any, model: type[Model]) -> Model:
-    problems: list[Problem] = []
+def _convert(document: Document, value: Any, model: type[Model], problems: list[Problem]) -> Model:
+    """Convert a file's value; ``problems`` are those that were found before."""
 
     def complain(path: FieldPath, says: str) -> None:
         place = document.key_position(path) if says.startswith("unknown field") else document.position(path)
         problems.append(document.problem(place, f"{where(path) or 'file'}: {says}"))
 
     converted = convert(value, model, complain)
+    changes = value.get("planned_changes") if isinstance(value, dict) else None
+    for index, change in enumerate(changes if isinstance(changes, list) else []):
+        kind = change.get("kind") if isinstance(change, dict) else None
+        if isinstance(kind, str) and kind and kind not in KINDS and change.get("planned") is not True:
+            hint = did_you_mean(kind, KINDS) or f"; known are {', '.join(KINDS)}"
+            says = f"unknown kind {kind!r}{hint}; a word of your own needs planned: true beside it"
+            complain(("planned_changes", index, "kind"), says)
+        elif isinstance(change, dict) and change.get("planned") is False:
+            complain(("planned_changes", index, "planned"), "it is true or left out: what stands here is planned")
     if problems or converted is None:
         raise ConfigError([str(problem) for problem in sorted(problems, key=lambda one: (one.line, one.column))])
     return converted
@@ -257,14 +272,19 @@ def load_policy(path: Path) -> Settings:
     Raises:
         ConfigError: it cannot be read or used.
     """
+    document, problems = _document(path)
+    return _convert(document, _without_inner(document, document.value, (), problems) or {}, Settings, problems)
+
+
+def _document(path: Path) -> tuple[Document, list[Problem]]:
+    """Read a file, with the keys that it gives twice."""
+    problems: list[Problem] = []
     try:
-        document = load(path.read_text(encoding="utf-8"), str(path))
+        return load(path.read_text(encoding="utf-8"), str(path), problems), problems
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
     except YamlError as error:
         raise ConfigError([str(problem) for problem in error.problems]) from None
-    _refuse_inner(document, document.value, ())
-    return _convert(document, document.value or {}, Settings)
 
 
 class _Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,13 +299,8 @@ def load_planned(path: Path) -> tuple[PlannedChange, ...]:
     Raises:
         ConfigError: it cannot be read or used.
     """
-    try:
-        document = load(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read: {_says(error)}"]) from None
-    except YamlError as error:
-        raise ConfigError([str(problem) for problem in error.problems]) from None
-    return tuple(_convert(document, document.value or {}, _Planned).planned_changes)
+    document, problems = _document(path)
+    return tuple(_convert(document, document.value or {}, _Planned, problems).planned_changes)
 
 
 def read_secret(path: Path) -> str:

@@ -50,8 +50,13 @@ def _hook(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
-def convert(value: Any, model: type[Model], complain: Callable[[Path, str], None], path: Path = ()) -> Model | None:
-    """Convert a mapping to ``model``; every error goes to ``complain(path, says)``, and then None comes back."""
+def convert(
+    value: Any, model: type[Model], complain: Callable[[Path, str], None], path: Path = (), *, pass_over: bool = False
+) -> Model | None:
+    """Convert a mapping to ``model``; every error goes to ``complain(path, says)``, and then None comes back.
+
+    With ``pass_over``, unknown fields are complained of and passed over, for who can say more of the rest.
+    """
     if not isinstance(value, dict):
         complain(path, f"expected an object with {_names(model)}, got {_kind(value)}")
         return None
@@ -63,7 +68,7 @@ def convert(value: Any, model: type[Model], complain: Callable[[Path, str], None
             near = difflib.get_close_matches(str(key), fields, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {_names(model)}"
             complain((*path, key), f"unknown field{hint}")
-            fine = False
+            fine = pass_over and fine
     arguments: dict[str, Any] = {}
     for name, field in fields.items():
         if name not in value:
@@ -72,7 +77,7 @@ def convert(value: Any, model: type[Model], complain: Callable[[Path, str], None
                 fine = False
             continue
         before = fine
-        converted = _convert_any(value[name], hints[field.name], complain, (*path, name))
+        converted = _convert_any(value[name], hints[field.name], complain, (*path, name), pass_over)
         fine = before and converted is not _WRONG
         arguments[field.name] = converted
     if not fine:
@@ -87,14 +92,14 @@ def convert(value: Any, model: type[Model], complain: Callable[[Path, str], None
 _WRONG = object()
 
 
-def _convert_any(value: Any, kind: Any, complain: Callable[[Path, str], None], path: Path) -> Any:
+def _convert_any(value: Any, kind: Any, complain: Callable[[Path, str], None], path: Path, pass_over: bool) -> Any:
     inner = _struct_in(kind)
     if inner is not None and value is not None:
-        converted = convert(value, inner, complain, path)
+        converted = convert(value, inner, complain, path, pass_over=pass_over)
         return _WRONG if converted is None else converted
     if typing.get_origin(kind) is list and isinstance(value, list):
         (of,) = typing.get_args(kind)
-        items = [_convert_any(item, of, complain, (*path, index)) for index, item in enumerate(value)]
+        items = [_convert_any(item, of, complain, (*path, index), pass_over) for index, item in enumerate(value)]
         return _WRONG if any(item is _WRONG for item in items) else items
     try:
         return msgspec.convert(value, kind, dec_hook=_hook)

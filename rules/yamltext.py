@@ -157,8 +157,11 @@ class Document:
         return nodes.get(path)
 
 
-def load(text: str, source: str) -> Document:
+def load(text: str, source: str, doubled: list[Problem] | None = None) -> Document:
     """Read one YAML document. An empty text has the value None.
+
+    Where ``doubled`` is given, keys that occur twice are put there and the first of each counts, so that whoever reads the
+    document can say what else is wrong with it. What is said of them is an error all the same.
 
     Raises:
         YamlError: the text is no YAML, holds several documents, a key occurs twice in one mapping, a key is not a
@@ -190,6 +193,7 @@ def load(text: str, source: str) -> Document:
     nodes: dict[Path, yaml.Node] = {}
     keys: dict[Path, yaml.Node] = {}
     problems: list[Problem] = []
+    twice: list[Problem] = []
     open_nodes: set[int] = set()
 
     def build(node: yaml.Node, path: Path) -> Any:
@@ -220,7 +224,7 @@ def load(text: str, source: str) -> Document:
             key = _scalar(key_node, problem, problems)
             if key in found:
                 first = keys[(*path, key)].start_mark.line + 1
-                problems.append(problem(key_node.start_mark, f"duplicate key {key!r}, first given in line {first}"))
+                twice.append(problem(key_node.start_mark, f"duplicate key {key!r}, first given in line {first}"))
                 continue
             keys[(*path, key)] = key_node
             found[key] = build(item, (*path, key))
@@ -230,8 +234,10 @@ def load(text: str, source: str) -> Document:
         value = None if node is None else build(node, ())
     except RecursionError:
         raise YamlError([Problem(source, 1, 1, "nested too deeply")]) from None
-    if problems:
-        raise YamlError(problems)
+    if problems or (twice and doubled is None):
+        raise YamlError(problems + twice)
+    if doubled is not None:
+        doubled += twice
     return Document(value, source, lines, nodes, keys)
 
 

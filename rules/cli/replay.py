@@ -57,6 +57,7 @@ def replay(
     from trainwarden.rules.cli.progress import reading
     from trainwarden.rules.collector import settle
     from trainwarden.rules.config import ConfigError, load_config, load_planned, load_policy
+    from trainwarden.rules.core.planned import unmatched
     from trainwarden.rules.core.settings import Settings
     from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.driver import Replay
@@ -99,6 +100,8 @@ def replay(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
             )
             pages = Pages(to, len(recordings), reads=pack.reads, settings=settings) if output is Output.html else None
+            for says in unmatched(settings, [one.run for one in recordings]):
+                typer.echo(f"notice: {says}", err=True)
             settle()
             with reading(path for recording in recordings for path in recording.paths()) as told:
                 for recording in recordings:

@@ -48,6 +48,8 @@ REMEMBERED = 64
 TOO_LATE = 1000
 #: Characters of what a change says of itself, and of its kind.
 LONGEST, LONGEST_KIND = 160, 40
+#: Names of runs that a sentence lists at most.
+RUNS = 8
 #: A whole number that a peer tells is below this; a float is exact up to here.
 LARGEST = 2**53
 
@@ -118,12 +120,23 @@ def of_settings(settings: Settings, run: str) -> list[Announced]:
             step=one.step - 1,
             settle=settings.settle_steps if one.settle_steps is None else one.settle_steps,
             known=-1,
-            everything=one.kind not in ("batch_size", "lr_phase"),
+            everything=one.planned or one.kind not in ("batch_size", "lr_phase"),
             says=one.note[:LONGEST],
             configured=True,
         )
         for one in settings.planned_changes
         if fnmatchcase(run, one.run)
+    ]
+
+
+def unmatched(settings: Settings, runs: Collection[str]) -> list[str]:
+    """Return a sentence for each pattern of the planned changes that is the name of none of these runs."""
+    patterns = dict.fromkeys(one.run for one in settings.planned_changes)
+    return [
+        f"A planned change is for run: {pattern}, which matches no run here; there {'are' if len(runs) > 1 else 'is'} "
+        f"{', '.join(sorted(runs)[:RUNS])}{f' and {len(runs) - RUNS} more' if len(runs) > RUNS else ''}."
+        for pattern in patterns
+        if runs and not any(fnmatchcase(run, pattern) for run in runs)
     ]
 
 

@@ -47,6 +47,8 @@ def cross(turn: Turn, run: Run, alive: Alive, record: Step) -> None:
     for change in alive.changes:
         if not change.began and change.step < record.step:
             _begin(turn, run, alive, change, record)
+            if any(_same(one, change) for changes in run.changes.values() for one in changes):
+                change.quiet = True  # an attempt before has said it
             said.add(change.step)
     for change in alive.changes:
         if change.began and not change.over and change.end < record.step:
@@ -57,6 +59,10 @@ def cross(turn: Turn, run: Run, alive: Alive, record: Step) -> None:
         if told:
             turn.notice(alive.start, "planned_change", step, sentence(told))
     alive.next_change = next_step(alive.changes)
+
+
+def _same(before: Announced, change: Announced) -> bool:
+    return before.began and not before.quiet and (before.kind, before.step) == (change.kind, change.step)
 
 
 def _begin(turn: Turn, run: Run, alive: Alive, change: Announced, record: Step) -> None:

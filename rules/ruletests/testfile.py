@@ -6,6 +6,7 @@ import glob
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -110,47 +111,77 @@ def load_tests(path: Path) -> Loaded:
     Raises:
         RuleTestError: with all that is wrong.
     """
+    problems: list[Problem] = []
     try:
-        document = load(path.read_text("utf-8"), str(path))
+        document = load(path.read_text("utf-8"), str(path), problems)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleTestError([f"{path}: cannot be read: {error}"]) from None
     except YamlError as error:
         raise RuleTestError([str(error)]) from None
-    problems: list[Problem] = []
+    misspelt: set[Place] = set()
 
     def complain(at: Place, says: str, offset: int | None = None) -> None:
         unknown = says.startswith("unknown field")
+        if unknown:
+            misspelt.add(at[:-1])
+        elif at in misspelt and "is missing" in says:
+            return  # the field that is unknown was hardly meant for another
         spot = document.key_position(at) if unknown else document.position(at)
         named = f"{where(at)}: " if offset is None else ""
         problems.append(document.problem(spot if offset is None else document.locate(at, offset), f"{named}{says}"))
 
-    file = convert(document.value, RuleTests, lambda at, says: complain(at, says))
+    whole = convert(document.value, RuleTests, lambda at, says: complain(at, says), pass_over=True)
+    file = _readable(document.value) if whole is None else _Readable(whole.rule_files, [*whole.tests])
     if file is None:
         raise RuleTestError(_said(problems))
-    texts, errors = _rules(file, path.parent)
+    texts, errors = _rules(file.rule_files, path.parent)
     try:
         pack = check_packs(texts)
     except RuleFileError as error:
         errors += error.errors
     if errors:
-        raise RuleTestError([f"{path}: rule_files cannot be used:", *errors])
+        raise RuleTestError([*_said(problems), f"{path}: rule_files cannot be used:", *errors])
     compiler = Compiler(texts)
-    tests = [_ready(test, ("tests", index), pack, compiler, complain) for index, test in enumerate(file.tests)]
-    if not tests:
+    tests = []
+    for index, test in enumerate(file.tests):
+        place: Place = ("tests", index)
+        if test is None:
+            _check_names(document.value["tests"][index], place, pack, complain)
+        else:
+            tests.append(_ready(test, place, pack, compiler, complain))
+    if not file.tests and not problems:
         complain(("tests",), "there is no test")
     if problems:
         raise RuleTestError(_said(problems))
     return Loaded(document, pack, tuple(tests))
 
 
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    """What of a file can be read: None for each test that cannot."""
+
+    rule_files: list[str]
+    tests: list[RuleTest | None]
+
+
+def _readable(value: Any) -> _Readable | None:
+    """Return what can be read of a file, so that the rest is checked too; None where not even its rules are named."""
+    names = value.get("rule_files") if isinstance(value, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    tests = value.get("tests")
+    found = tests if isinstance(tests, list) else []
+    return _Readable(names, [convert(test, RuleTest, lambda at, says: None, pass_over=True) for test in found])
+
+
 def _said(problems: list[Problem]) -> list[str]:
     return [str(one) for one in sorted(problems, key=lambda problem: (problem.line, problem.column))]
 
 
-def _rules(file: RuleTests, base: Path) -> tuple[list[tuple[str, str]], list[str]]:
+def _rules(names: list[str], base: Path) -> tuple[list[tuple[str, str]], list[str]]:
     texts: list[tuple[str, str]] = []
-    errors = [] if file.rule_files else ["rule_files: name at least one"]
-    for name in file.rule_files:
+    errors = [] if names else ["rule_files: name at least one"]
+    for name in names:
         found = [name]
         if any(char in name for char in "*?["):
             found = sorted(glob.glob(name, root_dir=base, recursive=True))  # noqa: PTH207 (a user's own pattern)
@@ -196,14 +227,28 @@ def _check_alerts(test: RuleTest, place: Place, pack: Pack, given: Given, compla
         _check_step(one.eval_step, at, given, complain)
         if not one.alertname:
             complain(at, "alertname is missing: a test without one would pass whatever fires")
-        elif one.alertname not in pack.rules:
-            hint = did_you_mean(one.alertname, pack.rules) or f"; there are {', '.join(pack.rules)}"
-            complain((*at, "alertname"), f"no rule has the alert {one.alertname!r}{hint}")
+        else:
+            _check_name(one.alertname, at, pack, complain)
         if len(one.exp_alerts) > 1:
             complain((*at, "exp_alerts"), "an alert has one instance in a run: give one, or none if it must not fire")
         for expected in one.exp_alerts:
             if isinstance(expected.exp_value, str) and number_of(expected.exp_value) is None:
                 complain((*at, "exp_alerts", 0, "exp_value"), f"{expected.exp_value!r} is no number, NaN, Inf or -Inf")
+
+
+def _check_names(test: Any, place: Place, pack: Pack, complain: Callable[..., None]) -> None:
+    """Check the alerts' names of a test that cannot be read as a whole."""
+    listed = test.get("alert_rule_test") if isinstance(test, dict) else None
+    for index, one in enumerate(listed if isinstance(listed, list) else []):
+        name = one.get("alertname") if isinstance(one, dict) else None
+        if isinstance(name, str):
+            _check_name(name, (*place, "alert_rule_test", index), pack, complain)
+
+
+def _check_name(name: str, at: Place, pack: Pack, complain: Callable[..., None]) -> None:
+    if name not in pack.rules:
+        hint = did_you_mean(name, pack.rules) or f"; there are {', '.join(pack.rules)}"
+        complain((*at, "alertname"), f"no rule has the alert {name!r}{hint}")
 
 
 def _check_step(step: int, at: Place, given: Given, complain: Callable[..., None]) -> None:

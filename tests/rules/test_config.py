@@ -196,12 +196,32 @@ def test_planned_changes_stand_at_the_top_and_reach_the_judgement() -> None:
         ("{step: 5}", "field kind is missing"),
         ("{step: 5, kind: ''}", "planned_changes[0].kind"),
         ("{step: 5, kind: stage, setle_steps: 5}", "did you mean settle_steps?"),
+        ("{step: 5, kind: mixtur}", "planned_changes[0].kind: unknown kind 'mixtur'; did you mean mixture?"),
+        ("{step: 5, kind: lr_fase}", "did you mean lr_phase?"),
+        ("{step: 5, kind: curriculum}", "a word of your own needs planned: true beside it"),
+        ("{step: 5, kind: stage, planned: false}", "it is true or left out"),
     ],
 )
 def test_a_planned_change_that_cannot_be_meant_is_named_with_its_line(entry: str, says: str) -> None:
     (found,) = errors_of(GOOD + f"planned_changes:\n  - {entry}\n")
     assert says in found
     assert found.split(":")[1] == str(GOOD.count("\n") + 2)
+
+
+def test_a_word_of_ones_own_is_taken_where_it_says_that_it_is_planned() -> None:
+    config = read_config(GOOD + "planned_changes: [{step: 5, kind: curriculum, planned: true}]\n", "x.yml", Path())
+    (entry,) = config.settings.planned_changes
+    assert (entry.kind, entry.planned) == ("curriculum", True)
+
+
+def test_a_key_that_is_given_twice_hides_no_other_error() -> None:
+    found = errors_of(GOOD + "log: {level: loud}\nlog: {}\nbase: x\npolicy: {planned_changes: []}\n")
+    assert [one.splitlines()[0].split(": ")[1] for one in found] == [
+        "log.level",
+        f"duplicate key 'log', first given in line {GOOD.count(chr(10)) + 1}",
+        "base",
+        "policy.planned_changes",
+    ]
 
 
 def test_what_is_planned_is_no_part_of_the_policy() -> None:

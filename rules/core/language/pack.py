@@ -124,7 +124,7 @@ def load_packs(files: list[tuple[str, str]]) -> Pack:
 
 @dataclass(slots=True)
 class _Loading:
-    """One call of :func:`load_packs`: what was read so far, and what was wrong with it."""
+    """One call of :func:`load_packs`: what was read so far, and what was wrong with it. ``named`` is where each alert stands."""
 
     builder: Builder = field(default_factory=Builder)
     parser: Parser = field(default_factory=Parser)
@@ -132,10 +132,11 @@ class _Loading:
     records: dict[str, str] = field(default_factory=dict)
     truths: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    named: dict[str, str] = field(default_factory=dict)
 
     def file(self, text: str, source: str) -> None:
         try:
-            document = yamltext.load(text, source)
+            document = yamltext.load(text, source, self.problems)
         except YamlError as error:
             self.problems += error.problems
             return
@@ -250,9 +251,11 @@ class _File:
             if label in labels and labels[label] not in known:
                 hint = did_you_mean(labels[label], known) or f"; it is one of {', '.join(known)}"
                 self.wrong((*path, "labels", label), f"{labels[label]!r} is no {label}{hint}")
-        if name is not None and name in self.loading.rules:
-            first = self.loading.rules[name]
-            self.wrong((*path, "alert"), f"alert {name} exists already, at {first.source}:{first.line}")
+        line = self.document.key_position((*path, "alert"))[0]
+        if name is not None and name in self.loading.named:
+            self.wrong((*path, "alert"), f"alert {name} exists already, at {self.loading.named[name]}")
+        elif name is not None:
+            self.loading.named[name] = f"{self.document.source}:{line}"
         if name is None or number is None or len(self.loading.problems) > before:
             return
         self.loading.rules[name] = Rule(
@@ -264,7 +267,7 @@ class _File:
             MappingProxyType(labels),
             MappingProxyType(annotations),
             self.document.source,
-            self.document.key_position((*path, "alert"))[0],
+            line,
         )
         self.loading.truths.append(number)
 

@@ -170,6 +170,11 @@ def test_replay_takes_what_was_planned_from_a_file_and_says_where_it_is_wrong(tm
     assert done.returncode == 1
     assert done.stderr.startswith(f"{plan}:{line}:26: planned_changes[0].step: ")
 
+    plan.write_text(f"{head}planned_changes:\n  - {{run: fase-*, step: 1500, kind: mixture}}\n")
+    done = run("replay", str(log), given, str(plan))
+    assert done.returncode == 0
+    assert done.stderr == "notice: A planned change is for run: fase-*, which matches no run here; there is phase-2.\n"
+
 
 class Daemon:
     def __init__(self, path: Path, *arguments: str, **environment: str) -> None:

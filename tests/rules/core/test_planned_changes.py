@@ -223,6 +223,27 @@ def test_a_resumed_attempt_inherits_what_was_planned_before_the_checkpoint(resum
     assert bool(told(played)) is not excused
 
 
+@pytest.mark.parametrize("resumed", [350, 450])
+def test_a_change_is_said_once_a_run_also_where_it_comes_again_after_a_resume(resumed: int) -> None:
+    attempt = Attempt(last=700, changes=[JUMP], end="signal")
+    entry = PlannedChange(step=401, kind="mixture")
+    played = play(core(planned_changes=(entry,)), attempt.who, lines(attempt))
+    assert "The loss was" in notices(played)[400]
+    source = {"attempt": 0, "step": resumed, "path": "ckpt"}
+    start = {"resumed_from": source}
+    again = Attempt(number=1, first=resumed + 1, last=900, changes=[JUMP], start=start, began=BEGIN + 1e4, end=None)
+    play(played, again.who, lines(again))
+    assert {one["attempt"] for one in played.notices if one["kind"] == "planned_change"} == {0}
+
+
+def test_a_planned_change_of_the_batch_size_excuses_all_where_it_says_so() -> None:
+    attempt = Attempt(last=700, changes=[JUMP], end=None)
+    for everything in (False, True):
+        entry = PlannedChange(step=401, kind="batch_size", planned=everything)
+        played = play(core(planned_changes=(entry,)), attempt.who, lines(attempt))
+        assert bool(told(played)) is not everything
+
+
 def test_a_resumed_attempt_is_not_held_against_its_parent_before_the_change() -> None:
     short = replace_fields(MIXTURE, settle_steps=20)
     attempt = Attempt(last=450, changes=[shifted(401, -0.6)], end="signal")

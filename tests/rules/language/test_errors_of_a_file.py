@@ -50,6 +50,7 @@ def test_all_errors_come_at_once_with_their_places() -> None:
         (7, 44),
         (11, 15),
         (12, 14),
+        (13, 16),
         (14, 21),
         (15, 32),
         (16, 11),
