@@ -21,7 +21,7 @@ CLAUSES = {
     "grad_collapse": "the gradient collapsed while the loss rose: training stopped learning",
     "recurring_spikes": "the loss spiked again and again",
     "periodic_spikes": "the loss spiked at regular distances",
-    "drift": "a value grew slowly and steadily out of its range",
+    "drift": "a value moved out of its range and stayed there",
     "scale_collapse": "the loss scale kept falling: gradients overflow time and again",
     "stall": "steps stopped coming",
     "mismatch": "two values that must agree did not",
