@@ -23,6 +23,8 @@ LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", Tr
 PHASES = ("evaluation", "checkpoint")
 #: Steps behind an occasion within which something began right behind it (case A39: 1 to 3); a record may cover several.
 BEHIND = 3
+#: Characters of a kind that is remembered: what is longer is no word, and would be stored again and again.
+LONGEST = 40
 #: A step is one below this.
 LARGEST = 2**53
 
@@ -55,7 +57,7 @@ def remember(events: Events, event: Event) -> None:
         kind = str(fields.get("phase"))
         if kind not in PHASES:
             return
-    elif kind in APART or any(fields.get(name) == value for name, value in LATER):
+    elif len(kind) > LONGEST or kind in APART or any(fields.get(name) == value for name, value in LATER):
         return
     step = fields.get("step", event.step)
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < LARGEST:

@@ -18,7 +18,7 @@ from .events import remember
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
 from .judging import judge, say_restored
 from .language import Evaluator
-from .lineage import announced, configured, describe, follows, resumed_within, take_over
+from .lineage import LONGEST, announced, configured, describe, follows, resumed_within, take_over
 from .preflight import described
 from .resumed import ANNOUNCING
 from .rows import row
@@ -213,7 +213,7 @@ def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
     """Remember what an event says of a checkpoint; later events of the same path add to it."""
     fields = event.fields
     path, step = fields.get("path"), fields.get("step", event.step)
-    if not isinstance(path, str):
+    if not isinstance(path, str) or len(path) > LONGEST:
         return
     known = next((one for one in run.checkpoints if one.path == path and (one.step == step or step is None)), None)
     if known is None:

@@ -68,6 +68,29 @@ def test_what_a_start_event_lists_is_remembered_only_where_it_means_something() 
     assert sum(map(len, dump(played.state).values())) < 50_000
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("{}", {}),
+        ("{}", {"planned": True}),
+        ("stage", {"name": "{}"}),
+        ("checkpoint", {"path": "{}"}),
+        ("error", {"message": "{}", "reason": "{}"}),
+        ("phase", {"phase": "{}"}),
+        ("evaluation", {"name": "{}"}),
+    ],
+)
+def test_a_flood_of_long_events_is_remembered_within_bounds(kind: str, fields: dict[str, Any]) -> None:
+    played, attempt = core(), Attempt(last=50, end=None)
+    played.play(attempt)
+    for number in range(100):
+        long = f"{number}{'x' * 100_000}"
+        told = {name: value.format(long) if isinstance(value, str) else value for name, value in fields.items()}
+        event = Event(kind=kind.format(long), time=attempt.time(50), seq=1000 + number, step=50 + number, fields=told)
+        played.take(Happened(attempt.who, 0, event))
+    assert sum(map(len, dump(played.state).values())) < 100_000
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_value_of_any_signal_stops_the_judgement(seed: int) -> None:
     """A run that breaks, is rolled back and verified, while signals that judgement reads are anything at all."""
