@@ -47,7 +47,7 @@ def tune(pack: Pack, files: Sequence[RuleText], blocks: Iterable[Block], rate: f
     """Return what comes of a pack on healthy starts; ``files`` are its texts, ``rate`` is firings per 100,000 records."""
     starts = list(blocks)
     records = sum(map(len, starts))
-    allowed = int(rate * records / PER)
+    allowed = int(min(rate * records / PER, records))  # no rule fires more often
     fired = _fired(pack, starts)
     movable = {name: (file, one) for file in files for name, one in thresholds(file).items()}
     compilers = {file.source: Compiler([(file.text, file.source)]) for file in files}

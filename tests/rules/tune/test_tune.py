@@ -100,6 +100,11 @@ def test_each_rule_is_counted_as_the_evaluator_counts() -> None:
     assert spike.fired > 12
 
 
+def test_at_a_rate_beyond_all_reason_a_rule_may_fire_in_each_record() -> None:
+    blocks = [from_steps([record(step, loss=2.0) for step in range(1, 101)])]
+    assert tune(PACK, [FILE], blocks, 1e308).allowed == 100
+
+
 @pytest.mark.parametrize("rate", [40.0, 400.0, 1000.0])
 def test_the_threshold_for_a_rate_fires_no_more_often_and_hardly_less(rate: float) -> None:
     found = tuned(rate)
