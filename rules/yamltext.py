@@ -180,8 +180,7 @@ def load(text: str, source: str, doubled: list[Problem] | None = None) -> Docume
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError([problem(error.problem_mark or error.context_mark, said)]) from None
+        raise YamlError([problem(*_broken(text, error))]) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
@@ -239,6 +238,34 @@ def load(text: str, source: str, doubled: list[Problem] | None = None) -> Docume
     if doubled is not None:
         doubled += twice
     return Document(value, source, lines, nodes, keys)
+
+
+def _broken(text: str, error: yaml.MarkedYAMLError) -> tuple[Any, str]:
+    """Return where a text stops being YAML, and why. A quote that is never closed is named itself, not where the text ends."""
+    said = " ".join(part for part in (error.context, error.problem) if part)
+    mark, began = error.problem_mark or error.context_mark, error.context_mark
+    if mark is None:
+        return None, said
+    if began is not None and "quoted scalar" in (error.context or ""):
+        return (began, "the quote that begins here is not closed") if "end of stream" in said else (mark, said)
+    quoted = None
+    try:
+        for token in yaml.scan(text, Loader=_Loader):
+            if token.start_mark.index >= mark.index:
+                break
+            if isinstance(token, yaml.ScalarToken) and token.style in ("'", '"'):
+                quoted = token
+    except yaml.YAMLError:
+        pass
+    if quoted is not None and quoted.start_mark.line < quoted.end_mark.line == mark.line:
+        ends = quoted.end_mark.line + 1
+        return (
+            quoted.start_mark,
+            f"the quote that begins here ends only in line {ends}, where no text can end: is it closed?",
+        )
+    if began is not None and mark.index >= len(text.rstrip()):
+        return began, said
+    return mark, said
 
 
 def _scalar(node: yaml.ScalarNode, problem: Any, problems: list[Problem]) -> Any:

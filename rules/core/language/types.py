@@ -13,7 +13,8 @@ from trainwarden.rules.core.resumed import REMEMBERED
 from trainwarden.signals import LABEL_VALUES, SIGNALS, Signal
 
 from .compile import Builder
-from .errors import ExpressionError, did_you_mean
+from .elsewhere import INSTEAD
+from .errors import ExpressionError, did_you_mean, nearest
 from .operator import Function, Setting, Type
 from .operators import FUNCTIONS
 from .syntax import Binary, By, Call, Matcher, Negative, Not, Number, Option, Selector, Span, Tree, Window
@@ -293,7 +294,8 @@ class Checker:
         if function is None:
             for argument in tree.arguments:
                 self._any(argument.value if isinstance(argument, Option) else argument)
-            hint = did_you_mean(tree.name, FUNCTIONS)
+            instead = INSTEAD.get(tree.name)
+            hint = nearest(tree.name, FUNCTIONS) if instead is None else f"; here write for example {instead}"
             signal = "; it is a signal, which has no arguments" if tree.name in self._names.signals else ""
             self._wrong(tree.at, f"unknown function {tree.name!r}{signal or hint}")
             return None

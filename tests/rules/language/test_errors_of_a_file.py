@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainwarden.rules.core.language import RuleErrors, load_pack, load_packs
+from trainwarden.rules.core.language.elsewhere import INSTEAD
+from trainwarden.rules.core.language.operators import FUNCTIONS
 
 
 def errors(text: str) -> RuleErrors:
@@ -100,6 +102,10 @@ def test_all_errors_come_at_once_with_their_places() -> None:
         ("loss by rank > 5", 5, "`by` makes a vector of a signal"),
         ("loss > 3 [4]", 7, "a window of a constant"),
         ("medain(loss[5]) > 1", 0, "unknown function 'medain'; did you mean median?"),
+        ("sum(loss) > 1", 0, "unknown function 'sum'; here write for example mean(loss[200]) * 200"),
+        ("avg_over_time(loss[5]) > 1", 0, "unknown function 'avg_over_time'; here write for example mean(loss[200])"),
+        ("smu(loss[5]) > 1", 0, "unknown function 'smu'"),
+        ("resumd() and loss > 1", 0, "unknown function 'resumd'; did you mean resumed?"),
         ("loss(5) > 1", 0, "unknown function 'loss'; it is a signal, which has no arguments"),
         ("median > 1", 0, "median is a function: write median(…)"),
         ("loss == nan", 8, "nan is no number here: use isnan(x) or isinf(x)"),
@@ -202,3 +208,29 @@ def test_errors_of_several_files_come_together() -> None:
         load_packs([(good, "one.yml"), (good, "two.yml"), ("groups: 5", "three.yml")])
     assert [problem.source for problem in caught.value.problems] == ["three.yml", "two.yml"]
     assert "alert a exists already, at one.yml:1" in str(caught.value)
+
+
+@pytest.mark.parametrize("example", sorted(set(INSTEAD.values())))
+def test_what_stands_for_a_function_of_another_language_is_an_expression_of_this_one(example: str) -> None:
+    assert not INSTEAD.keys() & FUNCTIONS.keys()
+    load_pack(f"groups: [{{name: g, rules: [{{record: r, expr: '{example}'}}]}}]", "my.yml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'groups:\n  - name: "loss\n    rules: []\n',
+            "my.yml:2:11: the quote that begins here is not closed\n      - name",
+        ),
+        ("a: {b: 'x\n", "my.yml:1:8: the quote that begins here is not closed\n    a: {b"),
+        ("a: 'x\nb: {c: 'info'}\n", "my.yml:1:4: the quote that begins here ends only in line 2, where"),
+        (
+            "a: {b: 1\n",
+            "my.yml:1:4: while parsing a flow mapping expected ',' or '}', but got '<stream end>'\n    a: {b",
+        ),
+        ("a: {b: 1\nc: 2\n", "my.yml:2:2: while parsing a flow mapping"),
+    ],
+)
+def test_what_is_not_closed_is_shown_where_it_begins(text: str, says: str) -> None:
+    assert str(errors(text)).startswith(says)
