@@ -13,7 +13,8 @@ import pytest
 from trainwarden.record import Step, decode_lines
 from trainwarden.runfolder import RunFolder
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
 FOUR_LINES, RESUME = (part.partition("```")[0] for part in README.split("```python\n")[1:3])
 
 BEFORE = """
@@ -102,3 +103,22 @@ def test_with_the_lines_for_resuming_a_second_start_goes_on_from_the_reported_ch
     assert run(script, tmp_path) == ""
     assert run(script, tmp_path) == "loaded last.pt\n"
     assert losses(tmp_path) == list(range(1, 21))
+
+
+@pytest.mark.e2e
+def test_the_commands_about_rules_do_what_they_say_one_after_another(tmp_path: Path) -> None:
+    block = README.partition("## Rules")[2].partition("python examples/minimal.py")[2].partition("```")[0]
+    lines = [line.partition("#")[0].split() for line in f"python examples/minimal.py{block}".splitlines()]
+    assert {line[1] for line in lines[1:]} == {"replay", "check", "test", "tune"}
+    for name in ("examples", "rules"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("TRAINWARDEN_DIR", None)
+    for line in lines:
+        ran = subprocess.run(
+            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, (line, ran.stderr)
+        if line[1:] == ["replay", ".trainwarden/minimal"]:
+            assert "300 records" in ran.stdout
+    assert (tmp_path / "minimal.html").stat().st_size > 10_000
