@@ -68,10 +68,12 @@ def load(parts: Mapping[str, bytes], settings: Settings, pack: Any, engines: Ale
     source = engines or Language()
     try:
         memory = load_memory(parts, pack, source)
-    except ValueError as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"stored state of the rules: {error}; delete it to begin anew") from None
+    except StateError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # An operator's stored form is known to it alone: that of another version is whatever it is.
+        says = f"stored state of the rules: {type(error).__name__}: {error}"
+        raise StateError(f"{says}; it is of another version or damaged: delete it to begin anew") from None
     for run in memory.runs.values():
         configured(run, settings)
     return State(settings, pack, source, memory)

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from tests.rules.core.runs import Attempt, core
 from trainwarden.record import Event, Step, decode_line
 from trainwarden.rules.core.feed import dump, load
 from trainwarden.rules.core.inputs import Happened, Steps, Tick
+from trainwarden.rules.core.state import StateError
 
 HUGE = 10**30
 UNMEANT: dict[str, dict[str, Any]] = {
@@ -66,6 +68,27 @@ def test_what_a_start_event_lists_is_remembered_only_where_it_means_something() 
     assert alive is not None
     assert (alive.can_skip, alive.dataset) == (["shift"], None)
     assert sum(map(len, dump(played.state).values())) < 50_000
+
+
+@pytest.mark.parametrize("instead", [None, -1, "x", b"zz", [], {}])
+def test_a_stored_state_of_another_form_is_an_error_that_says_what_to_do(instead: Any) -> None:
+    """Whichever part of it: an older version had none of it, or kept it otherwise."""
+    played = core()
+    played.play(Attempt(last=50, end=None))
+    parts = dump(played.state)
+    whole = msgspec.msgpack.decode(parts["uid"])
+    rules = whole["alive"]["rules"]
+    refused = 0
+    for inner in (rules, rules["alerts"], rules["nodes"]):
+        for name, kept in list(inner.items()):
+            inner[name] = instead
+            try:
+                load({**parts, "uid": msgspec.msgpack.encode(whole)}, played.state.settings, played.state.pack)
+            except StateError as error:
+                assert "to begin" in str(error)
+                refused += 1
+            inner[name] = kept
+    assert refused > 2
 
 
 @pytest.mark.parametrize(
