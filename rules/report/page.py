@@ -30,7 +30,10 @@ from .telling import Reads
 #: Incidents of severity info that get a close-up; a run with more lists the others in the table alone.
 MOST_CLOSEUPS_OF_INFO = 40
 MOST_CLOSEUPS = 200
-
+#: Controls of a terminal or of the direction of writing: in no template, and from a run they only mislead.
+_CONTROLS = dict.fromkeys(
+    [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"
+)
 
 #: What the page asks of a row, a plan and an item; a result of another version may lack some.
 _ROW = (
@@ -171,7 +174,7 @@ def run_page(
             index=index,
         )
     )
-    return page, gallery.sketch()
+    return page.translate(_CONTROLS), gallery.sketch()
 
 
 def index_page(entries: Sequence[Entry]) -> str:
@@ -185,4 +188,5 @@ def index_page(entries: Sequence[Entry]) -> str:
         _environment()
         .get_template("index.html")
         .render(title=f"{len(entries)} runs", entries=sorted(entries, key=rank))
+        .translate(_CONTROLS)
     )

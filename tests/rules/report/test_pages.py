@@ -197,6 +197,16 @@ def test_what_a_run_wrote_is_text_and_never_markup() -> None:
     assert found.text.count(HOSTILE) > 10
 
 
+def test_controls_of_terminals_and_of_the_direction_of_writing_are_shown_as_what_cannot_be_shown() -> None:
+    hostile = "a\x00b\x1b[31mc\x85d\u202ee\u2066f"
+    kept = recorded(lines(falling(120), run=hostile))
+    page, _ = run_page(report(kept, [incident(60, summary=hostile)], run=hostile), kept)
+    assert "a\ufffdb\ufffd[31mc\ufffdd\ufffde\ufffdf" in Elements(page).text
+    assert [
+        one for one in page if (one != "\n" and ord(one) < 32) or (one in hostile[1:] and not one.isprintable())
+    ] == []
+
+
 def test_data_inside_a_script_element_cannot_end_it() -> None:
     text = embedded([{"name": "</script><!--", "value": math.nan}])
     assert "<" not in text
