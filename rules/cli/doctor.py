@@ -21,6 +21,7 @@ def doctor(
 
     import trainwarden
     from trainwarden.rules.config import ConfigError, load_config
+    from trainwarden.rules.core.counted import counted
     from trainwarden.rules.daemon.process import make_webhook
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
     from trainwarden.rules.sources.exporter import probe
@@ -41,7 +42,7 @@ def doctor(
         raise typer.Exit(1) from None
     say(True, "configuration", f"{config}, mode {settings.policy.mode}")
     try:
-        say(True, "rules", f"{len(read_packs(settings.rules, settings.path('.')).rules)} rules")
+        say(True, "rules", counted(len(read_packs(settings.rules, settings.path(".")).rules), "rule"))
     except RuleFileError as error:
         say(False, "rules", str(error))
     targets, problems = find_targets(settings.sources, settings.path("."))

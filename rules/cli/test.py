@@ -25,6 +25,7 @@ def run_rule_tests(
     """Run files of tests: made-up series in steps, and the alerts that must fire."""
     import re
 
+    from trainwarden.rules.core.counted import counted
     from trainwarden.rules.ruletests.run import run_tests
     from trainwarden.rules.ruletests.testfile import RuleTestError, load_tests
 
@@ -43,9 +44,9 @@ def run_rule_tests(
         tests += report.tests
         said += map(str, report.failures)
         if report.failures:
-            typer.echo(f"{file}: {len(report.failures)} of {report.checks} expectations failed")
+            typer.echo(f"{file}: {len(report.failures)} of {counted(report.checks, 'expectation')} failed")
         elif report.tests:
-            typer.echo(f"{file}: passed ({report.tests} tests, {report.checks} expectations)")
+            typer.echo(f"{file}: passed ({counted(report.tests, 'test')}, {counted(report.checks, 'expectation')})")
     if said:
         fail("\n".join(said))
     if not tests:

@@ -93,8 +93,10 @@ def _to_text(found: Any, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(f"{found.records} records of {found.starts} start{'s' if found.starts != 1 else ''}"))
-    allowed = f"at {found.rate:g} per 100k, a rule may fire {found.allowed} times in them"
+    from trainwarden.rules.core.counted import counted
+
+    console.print(Text(f"{counted(found.records, 'record')} of {counted(found.starts, 'start')}"))
+    allowed = f"at {found.rate:g} per 100k, a rule may fire {counted(found.allowed, 'time')} in them"
     if found.rate * found.records < 100_000:
         allowed += f"; to tell this rate takes {100_000 / found.rate:.0f} records" if found.rate else ""
     console.print(Text(allowed, style="dim"))

@@ -7,6 +7,7 @@ present, which only polls, ticks and people tell.
 from __future__ import annotations
 
 from trainwarden.plan import Plan
+from trainwarden.rules.core.counted import counted
 
 from . import gates
 from .attribution import Cause
@@ -97,7 +98,7 @@ def _adopt(turn: Turn, alive: Alive, incident: Incident, plan: Plan, time: float
     target = plan.target
     where = "" if target is None else f" to step {target.step}"
     skip = sum(end - first for first, end in plan.skip_samples)
-    what = f"Rollback{where}" + (f", skipping {skip} samples" if skip else "")
+    what = f"Rollback{where}" + (f", skipping {counted(skip, 'sample')}" if skip else "")
     held = {None: "", "approval": " It waits for a person's approval.", "mode": " It is only said, not done."}
     state = "awaiting_approval" if incident.held_by == "approval" else "confirmed"
     if incident.confirmed_step is None:

@@ -7,6 +7,7 @@ what a person must know.
 from __future__ import annotations
 
 from trainwarden.record import Event
+from trainwarden.rules.core.counted import counted
 
 from .incidents import conclude, facts_of, open_incident, raise_severity, remember
 from .machines import SKEW
@@ -32,7 +33,12 @@ def failed(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
     if fresh:
         incident.rules[RULE] = RuleSeen(incident.onset, incident.opened_step, "warning", "stall", firing=False)
         incident.last_active_step = max(incident.last_active_step, incident.opened_step)
-        turn.note(incident, event.time, event.step, f"{len(failures)} ranks reported a failure within a short time.")
+        turn.note(
+            incident,
+            event.time,
+            event.step,
+            f"{counted(len(failures), 'rank')} reported a failure within a short time.",
+        )
     facts = facts_of(incident, alive, run)
     conclude(incident, facts, turn.settings.persist_steps)
     if incident.cause == "hardware":

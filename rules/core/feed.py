@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainwarden.record import Event
+from trainwarden.rules.core.counted import counted
 
 from . import acting, aftermath, failing, machines, progress, standstill
 from .delivery import announce
@@ -161,9 +162,7 @@ def _admitted(turn: Turn, alive: Alive, rank: int, seq: int, step: int | None) -
     answer = admit(alive.line, rank, seq)
     if isinstance(answer, Gap):
         first = answer.seq == answer.missed + 1
-        says = (
-            f"Rank {rank}: {answer.missed} lines {'before the first one read' if first else 'in between'} are missing."
-        )
+        says = f"Rank {rank}: {counted(answer.missed, 'line')} {'before the first one read' if first else 'in between'} {'is' if answer.missed == 1 else 'are'} missing."
         turn.notice(alive.start, "gap", step, says)
         return True
     return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.record import Step
+from trainwarden.rules.core.counted import counted
 
 from .attribution import Cause, attribute
 from .baseline import Baseline
@@ -317,7 +318,9 @@ def _summary(incident: Incident, facts: Facts) -> str:
         finite = facts.loss[facts.loss == facts.loss]
         if lasted and len(finite):
             usual = float(facts.trend.at(facts.steps[:1])[0])
-            said.append(f"loss up to {float(finite.max()):.4g} against {usual:.4g}, high over {lasted} steps")
+            said.append(
+                f"loss up to {float(finite.max()):.4g} against {usual:.4g}, high over {counted(lasted, 'step')}"
+            )
     told = [one.says for one in incident.findings if one.kind in IN_WORDS]
     said += [f"{says[0].lower()}{says[1:-1]}" for says in dict.fromkeys(told)]
     cause = "cause undetermined" if incident.cause == "undetermined" else f"cause {incident.cause.replace('_', ' ')}"
@@ -335,13 +338,13 @@ def confirm(turn: Turn, incident: Incident, facts: Facts, time: float) -> None:
     if facts.nonfinite.any():
         why = "the loss is not finite"
     elif high >= need:
-        why = f"the loss is above its trend in {high} records"
+        why = f"the loss is above its trend in {counted(high, 'record')}"
     elif any(
         seen.firing and believed(seen.severity, seen.verdict, facts) == "critical" for seen in incident.rules.values()
     ):
         why = "a critical rule fires"
     elif (lasted := _fired_for(incident)) >= PERSISTS:
-        why = f"it has lasted {lasted} steps"
+        why = f"it has lasted {counted(lasted, 'step')}"
     else:
         return
     incident.confirmed_step = facts.now
@@ -407,9 +410,9 @@ def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:
     if found == "high":
         return False
     conclude(incident, facts, settings.persist_steps, healed=True)
-    says = f"No alert for {quiet} steps and the loss is back on its trend."
+    says = f"No alert for {counted(quiet, 'step')} and the loss is back on its trend."
     if found == "unknown":
-        says = f"No alert for {quiet} steps; there is no trend to compare the loss with."
+        says = f"No alert for {counted(quiet, 'step')}; there is no trend to compare the loss with."
     if incident.plan is not None:
         says += " It healed before anything was done."
     close(turn, incident, time, facts.now, "recovered", says)

@@ -20,6 +20,7 @@ import numpy as np
 
 from trainwarden.plan import Plan, merge_ranges
 from trainwarden.record import Ranges, Step
+from trainwarden.rules.core.counted import counted
 
 from .planned import Announced
 from .settings import Settings
@@ -145,7 +146,7 @@ def finish_early(verification: Verification, last_step: int, trend: Trend | None
     if seen >= HALF * settings.verify_steps:
         return third_window(verification, trend)
     return Judged(
-        f"The run ended {max(seen, 0)} steps into the last window; {round(HALF * settings.verify_steps)} are needed.",
+        f"The run ended {counted(max(seen, 0), 'step')} into the last window; {round(HALF * settings.verify_steps)} are needed.",
         "inconclusive",
     )
 
@@ -156,7 +157,7 @@ def cut_short(verification: Verification, change: Announced, trend: Trend | None
     if seen >= HALF * settings.verify_steps:
         return third_window(verification, trend)
     return Judged(
-        f"The planned change of {change.name} after step {change.step} gives the loss another level, {max(seen, 0)} steps into "
+        f"The planned change of {change.name} after step {change.step} gives the loss another level, {counted(max(seen, 0), 'step')} into "
         f"the last window; {round(HALF * settings.verify_steps)} are needed to compare it with the trend before the onset.",
         "inconclusive",
     )
@@ -201,7 +202,7 @@ def _look_at_checks(verification: Verification, record: Step) -> list[Judged]:
             ok = substituted == overlap
             says = f"Step {record.step} covers {overlap} skipped samples and substituted {substituted}."
         else:
-            ok, says = False, f"Step {record.step} consumed {overlap} samples that were to be left out."
+            ok, says = False, f"Step {record.step} consumed {counted(overlap, 'sample')} that were to be left out."
         seen("skipped", ok, says)
     return judged
 
@@ -251,7 +252,7 @@ def _compare(verification: Verification, record: Step, parent: Trace | None) -> 
 def _first_window(verification: Verification, trend: Trend | None) -> Judged:
     if verification.differing_samples:
         return Judged(
-            f"Plan was not applied: {verification.differing_samples} of {verification.compared} steps before the onset "
+            f"Plan was not applied: {verification.differing_samples} of {counted(verification.compared, 'step')} before the onset "
             f"consumed other samples than the parent attempt, first at step {verification.first_difference}.",
             "mismatch",
         )
@@ -264,7 +265,7 @@ def _first_window(verification: Verification, trend: Trend | None) -> Judged:
     middle = float(np.median(np.abs(differences))) if unchanged else float(np.median(differences))
     size = middle / trend.noise
     says = (
-        f"Before the onset {len(differences)} steps have the parent's samples; their losses differ by "
+        f"Before the onset {counted(len(differences), 'step')} {'has' if len(differences) == 1 else 'have'} the parent's samples; their losses differ by "
         f"{middle:.3g} ({size:.2g} of one record's noise)."
     )
     if size <= SAME:
@@ -289,7 +290,7 @@ def third_window(verification: Verification, trend: Trend | None) -> Judged:
         return Judged("No loss was recorded after the skip.", "inconclusive")
     verification.result = found
     says = (
-        f"Over {found.n} records from step {int(steps[0])} to {int(steps[-1])} the loss lies {found.excess:+.3g} "
+        f"Over {counted(found.n, 'record')} from step {int(steps[0])} to {int(steps[-1])} the loss lies {found.excess:+.3g} "
         f"against the trend before the onset (standard error {found.error:.2g})."
     )
     if found.excess > max(ERRORS * found.error, HARMLESS * trend.noise):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
+from trainwarden.rules.core.counted import counted
+
 from .block import Block, Column, Floats, Key, Parent
 from .trace import TRACKED, Trace
 from .trend import Shift, Trend, fit, shift
@@ -139,7 +141,7 @@ def restore_check(own: Trace, beyond: Trace) -> tuple[int, str] | None:
     largest, level = float(differences[place]), float(np.median(np.abs(before[both])))
     verdict = "the state and the data of the first time" if largest <= RESTORED * level else "not the same numbers"
     says = (
-        f"{len(at)} steps from {at[0]} to {at[-1]} were made again: their losses differ by at most {largest:.4g} "
+        f"{counted(len(at), 'step')} from {at[0]} to {at[-1]} {'was' if len(at) == 1 else 'were'} made again: their losses differ by at most {largest:.4g} "
         f"(at step {at[place]}): {verdict}."
     )
     return at[-1], says

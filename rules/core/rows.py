@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trainwarden.record import encode_numbers
+from trainwarden.rules.core.counted import counted
 
 from .state import Incident
 
@@ -94,7 +95,7 @@ def _verification(incident: Incident) -> dict[str, Any] | None:
                 "end": None,
                 "says": None
                 if result is None
-                else f"{result.excess:+.3g} against the trend, standard error {result.error:.2g}, {result.n} records",
+                else f"{result.excess:+.3g} against the trend, standard error {result.error:.2g}, {counted(result.n, 'record')}",
             },
         ],
     }

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from trainwarden.record import Event, Step, Value
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.inputs import Start
 from trainwarden.signals import BY_NAME
 
@@ -315,7 +316,7 @@ class Attempts:
         elif len(self._differences) == DIFFERENCES:
             stride = statistics.median_low(self._differences)
         if stride != self.stride:
-            says = f"From about step {step} on a record covers {stride} steps instead of {self.stride}."
+            says = f"From about step {step} on a record covers {counted(stride, 'step')} instead of {self.stride}."
             self._notices.add("stride", says, step=step)
             self.stride = stride
             self._gaps = [gap for gap in self._gaps if gap[0] != stride]

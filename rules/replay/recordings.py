@@ -124,7 +124,7 @@ def merged(recording: Recording, told: Callable[[int], None] = ignore) -> Iterat
         yield placed
     for path, what in faults.items():
         of_all = " of all files" if len(recording.paths()) > 1 else ""
-        says = f"{path.name} is damaged ({what}): what could be read was read, {records:,} records{of_all}."
+        says = f"{path.name} is damaged ({what}): what could be read was read, {records:,} record{'' if records == 1 else 's'}{of_all}."
         notices.add("damaged", says, signal=str(path))
     recording.notices = [
         {**row, "signal": None} if row["signal"] in map(str, faults) else row for row in notices.rows()

@@ -72,7 +72,11 @@ def _run(one: dict[str, Any], console: Console) -> None:
         if one.get("stride", 1) != 1:
             steps += f", {whole(one['stride'])} steps a record"
     console.print(_text(one.get("run"), "bold"))
-    _say(console, f"{whole(one.get('records') or 0)} records{steps}; {words.tally(one)}", 2)
+    _say(
+        console,
+        f"{whole(one.get('records') or 0)} record{'' if one.get('records') == 1 else 's'}{steps}; {words.tally(one)}",
+        2,
+    )
     _say(console, one.get("source"), 2, "dim")
     found = words.counts(one)
     worst = next((name for name in words.SEVERITIES[:2] if found[name]), None)

@@ -141,7 +141,7 @@ def _changes(plan: dict[str, Any]) -> list[str]:
     skipped = plan.get("skip_samples") or []
     if skipped:
         count = sum(end - first for first, end in skipped)
-        found.append(f"skip {whole(count)} samples")
+        found.append(f"skip {whole(count)} sample{'' if count == 1 else 's'}")
     if plan.get("reset_optimizer"):
         found.append("reset the optimizer")
     factor = plan.get("lr_factor")

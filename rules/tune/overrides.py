@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trainwarden.rules.core.counted import counted
+
 from .threshold import RuleText, thresholds
 from .tune import Tuned
 
@@ -30,8 +32,8 @@ def overriding(file: RuleText, tuned: Tuned, sensitive: bool = False) -> str:
         text = lines[line - 1]
         lines[line - 1] = text[: column - 1] + number + text[column - 1 + len(written) :]
     note = [
-        f"# {file.source}, tuned by `trainwarden tune` on {tuned.records} healthy records of {tuned.starts} start{'s' if tuned.starts != 1 else ''}, for at most",
-        f"# {tuned.rate:g} firings of a rule per 100,000 records."
+        f"# {file.source}, tuned by `trainwarden tune` on {counted(tuned.records, 'healthy record')} of {counted(tuned.starts, 'start')}, for at most",
+        f"# {tuned.rate:g} firing{'' if tuned.rate == 1 else 's'} of a rule per 100,000 records."
         + (" Changed:" if changed else " Nothing had to be changed."),
         *changed,
     ]

@@ -16,6 +16,10 @@ from .threshold import RuleText, Threshold, thresholds
 PER = 100_000
 
 
+#: What is said of a rule that is counted alone.
+UNMOVED = "only counted: no one number in it decides alone when it fires"
+
+
 class Found(msgspec.Struct, frozen=True):
     """One rule: how often it fires, its threshold now, and the one for the wanted rate with how often it fires then.
 
@@ -51,11 +55,15 @@ def tune(pack: Pack, files: Sequence[RuleText], blocks: Iterable[Block], rate: f
     fired = _fired(pack, starts)
     movable = {name: (file, one) for file in files for name, one in thresholds(file).items()}
     compilers = {file.source: Compiler([(file.text, file.source)]) for file in files}
+    measured = {key if isinstance(key, str) else key[0] for start in starts for key in start.columns}
     found = []
     for name, rule in pack.rules.items():
+        lacking = sorted(pack.reads(name) - measured)
+        never = f"never measured: needs {', '.join(lacking)}" if lacking else "never measured in these logs"
         base = Found(name, rule.labels.get("severity", "warning"), fired[name], fired[name] * PER / max(records, 1))
         if name not in movable:
-            found.append(msgspec.structs.replace(base, why="it has no plain number that all depends on"))
+            why = never if lacking and not pack.reads(name) & measured else UNMOVED
+            found.append(msgspec.structs.replace(base, why=why))
             continue
         file, threshold = movable[name]
         search = _search(pack, threshold, compilers[file.source], starts)
@@ -66,11 +74,7 @@ def tune(pack: Pack, files: Sequence[RuleText], blocks: Iterable[Block], rate: f
             base = msgspec.structs.replace(base, why="what it compares cannot be taken apart from the threshold")
         elif tuned is None:
             seen = len(search.values()) > 0
-            why = (
-                "no threshold above the middle of its values fires more often"
-                if seen
-                else "never measured in these logs"
-            )
+            why = "no threshold above the middle of its values fires more often" if seen else never
             base = msgspec.structs.replace(base, why=why)
         else:
             base = msgspec.structs.replace(base, tuned=tuned, tuned_fired=search.fires(tuned))

@@ -7,6 +7,7 @@ and skip samples runs into the next evaluation.
 
 from __future__ import annotations
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.events import BEHIND, PHASES, behind
 from trainwarden.rules.core.facts import Facts, Finding
 
@@ -40,7 +41,7 @@ def find(facts: Facts) -> list[Finding]:
         ]
     others = {one.onset for one in facts.events.beginnings if not one.behind.get(kind) and one.onset != facts.onset}
     weight = 0.9 if times >= len(others) else 0.4
-    elsewhere = f"{len(others)} times elsewhere" if others else "nowhere else"
+    elsewhere = f"{counted(len(others), 'time')} elsewhere" if others else "nowhere else"
     says = (
         f"It began right behind the {kind} at step {step}, as behind {times - 1} of the {len(known) - 1} before it and "
         f"{elsewhere}: a side effect of the {kind}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.baseline import above
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import GRAD_FACTOR, GRAD_SDS, Facts, Finding
 
 
@@ -47,7 +48,7 @@ def find(facts: Facts) -> list[Finding]:
     lead = loss_step - step
     resolution = max(facts.trace.cadence("loss"), facts.trace.cadence(name), facts.trace.stride())
     if lead > resolution:
-        says = f"{name} was abnormal {lead} steps before the loss, which points to the optimisation or its state."
+        says = f"{name} was abnormal {counted(lead, 'step')} before the loss, which points to the optimisation or its state."
         return [
             Finding(kind="gradient_lead", step=step, cause="optimizer_state", weight=0.25, says=says),
             Finding(kind="gradient_lead", step=step, cause="learning_rate", weight=0.25, says=says),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 
 #: Steps before the onset that still count.
@@ -34,5 +35,5 @@ def find(facts: Facts) -> list[Finding]:
         step = int(steps[scale_known][lowest])
     if halvings < HALVINGS and skipped < HALVINGS:
         return []
-    says = f"The loss scale fell by {halvings:.0f} halvings and {skipped:.0f} steps were skipped around the onset."
+    says = f"The loss scale fell by {counted(round(halvings), 'halving')} and {counted(round(skipped), 'step')} skipped around the onset."
     return [Finding(kind="loss_scale", step=step, cause="numeric", weight=0.4, says=says)]

@@ -6,6 +6,7 @@ likely comes of it, and would come again.
 
 from __future__ import annotations
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 
 #: Weights of a change in whose burn-in the onset lies, and of one that is just over.
@@ -17,9 +18,7 @@ def find(facts: Facts) -> list[Finding]:
     found = []
     for change in facts.changes:
         weight = WITHIN if facts.onset <= change.end else BEHIND
-        says = (
-            f"A change of {change.name} was planned after step {change.step}, {facts.onset - change.step} steps before."
-        )
+        says = f"A change of {change.name} was planned after step {change.step}, {counted(facts.onset - change.step, 'step')} before."
         cause = "planned_change" if change.everything else ""
         found.append(
             Finding(kind="planned_change", step=change.step, cause=cause, weight=weight if cause else 0.0, says=says)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.block import Ints
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 
 #: Records without anything abnormal that part two spikes, and those behind a surge within which the loss follows it.
@@ -28,7 +29,7 @@ def find(facts: Facts) -> list[Finding]:
     led = [begin for begin in begins if facts.grad_high[begin]]
     followed = sum(bool(facts.loss_high[begin : begin + FOLLOWS + 1].any()) for begin in led)
     span = int(facts.steps[-1] - facts.steps[0]) + facts.trace.stride()
-    says = f"{len(begins)} separate spikes in {span} steps, {100 * share:.0f} % of the time"
+    says = f"{len(begins)} separate spikes in {counted(span, 'step')}, {100 * share:.0f} % of the time"
     if led:
         says += f"; the loss followed {followed} of {len(led)} that the gradient or the update began"
     says += ". So many batches cannot all be bad: the recipe is for a person to look at."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Earlier, Facts, Finding
 from trainwarden.rules.core.machines import listed, narrow
 from trainwarden.rules.core.replays import same_data
@@ -75,7 +76,7 @@ def _schedule(facts: Facts, kind: str, says: str) -> list[Finding]:
 
 def _same_age(facts: Facts, earlier: Earlier, since_start: int) -> list[Finding]:
     says = (
-        f"Attempt {earlier.attempt} broke at step {earlier.onset}, {earlier.since_start} steps after its start, and this one "
+        f"Attempt {earlier.attempt} broke at step {earlier.onset}, {counted(earlier.since_start or 0, 'step')} after its start, and this one "
         f"{since_start} after its own: the state of the process or a ramp that begins anew, not the data."
     )
     return [

@@ -5,6 +5,7 @@ What a resume restores badly (moments, step counter, data order) shows within a 
 
 from __future__ import annotations
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 
 #: Steps after a resume within which it is suspect.
@@ -24,6 +25,6 @@ def find(facts: Facts) -> list[Finding]:
             step=facts.first_step,
             cause="optimizer_state",
             weight=0.55,
-            says=f"The run was resumed from step {facts.resumed_from}, {after} steps before the onset.",
+            says=f"The run was resumed from step {facts.resumed_from}, {counted(after, 'step')} before the onset.",
         )
     ]

@@ -5,6 +5,7 @@ Weak alone (in block order every step is near some boundary when shards are smal
 
 from __future__ import annotations
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 
 #: Steps between the shard's first batch and the onset.
@@ -29,7 +30,7 @@ def find(facts: Facts) -> list[Finding]:
                         step=step,
                         cause="data",
                         weight=0.3,
-                        says=f"Shard {span.name} begins at step {step}, {facts.onset - step} steps before the onset.",
+                        says=f"Shard {span.name} begins at step {step}, {counted(facts.onset - step, 'step')} before the onset.",
                     )
                 ]
     return []

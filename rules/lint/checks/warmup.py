@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.language.syntax import Binary, Call, Tree, Window
 from trainwarden.rules.core.language.windows import FULL
 from trainwarden.rules.lint.subject import Context, Finding, Subject, children, parts, resolved, setting
@@ -17,18 +18,20 @@ def check(subject: Subject, context: Context) -> Iterator[Finding]:
     longest = context.longest_run
     warm = warmup(subject.tree, subject)
     if warm > longest:
-        says = f"known only after {warm} steps of a start, and no run has more than {longest}: it stays unknown"
+        says = (
+            f"known only after {counted(warm, 'step')} of a start, and no run has more than {longest}: it stays unknown"
+        )
         yield subject.at_expression("expr/window", "warning", subject.tree.at, says)
     else:
         for part in parts(subject.tree):
             if isinstance(part, Window) and part.steps + part.offset > longest:
                 says = (
                     f"`{subject.text(part.at)}` looks back {part.steps + part.offset:g} steps, further than any run of "
-                    f"{longest} steps"
+                    f"{counted(longest, 'step')}"
                 )
                 yield subject.at_expression("expr/window", "warning", part.at, says)
     if subject.hold.unit != "seconds" and subject.hold.amount > longest:
-        says = f"`for: {subject.hold}` is longer than any run of {longest} steps: the alert can never fire"
+        says = f"`for: {subject.hold}` is longer than any run of {counted(longest, 'step')}: the alert can never fire"
         yield subject.at_key("alert/for", "warning", "for", says)
 
 

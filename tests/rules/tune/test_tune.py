@@ -54,6 +54,8 @@ groups:
         expr: count((loss > ema(loss))[20]) > 14
       - alert: Absent
         expr: clip_ratio > 1
+      - alert: Neither
+        expr: clip_ratio > 1 or lr > 1
 """
 PACK = check_packs([(RULES, "r.yml")])
 FILE = RuleText.of(RULES, "r.yml")
@@ -124,9 +126,10 @@ def test_the_threshold_for_a_rate_fires_no_more_often_and_hardly_less(rate: floa
 def test_one_number_of_a_rule_is_moved_and_a_rule_without_one_says_so() -> None:
     found = {one.rule: one for one in tuned(40.0).rules}
     assert set(thresholds(FILE)) == {"Spike", "High", "Low", "NotHigh", "Counted", "Two", "Absent"}
-    assert found["Either"].why == "it has no plain number that all depends on"
+    assert found["Either"].why == "only counted: no one number in it decides alone when it fires"
     assert found["Two"].moves == "loss > 2.05"
-    assert found["Absent"].why == "never measured in these logs"
+    assert found["Absent"].why == "never measured: needs clip_ratio"
+    assert found["Neither"].why == "never measured: needs clip_ratio, lr"
     assert found["Spike"].why is None
 
 
