@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
@@ -83,6 +85,15 @@ def load(parts: Mapping[str, bytes], settings: Settings, pack: Any, engines: Ale
 def feed(state: State, value: Input) -> list[Effect]:
     """Take one input, change the state, and return the effects in order."""
     turn = Turn(state)
+    with np.errstate(all="ignore"):  # infinities and NaN are values here, and what comes of them is looked at
+        _take(turn, value)
+    for incident in turn.touched.values():
+        announce(turn, incident, incident.timeline[-1].time if incident.timeline else turn.memory.now)
+    saved: list[Effect] = [Save("incident", incident.id, row(incident)) for incident in turn.touched.values()]
+    return saved + turn.effects
+
+
+def _take(turn: Turn, value: Input) -> None:
     if isinstance(value, Steps):
         _steps(turn, value)
     elif isinstance(value, Happened):
@@ -98,10 +109,6 @@ def feed(state: State, value: Input) -> list[Effect]:
         acting.received(turn, value)
     elif isinstance(value, Observation):
         _now(turn, value.time)
-    for incident in turn.touched.values():
-        announce(turn, incident, incident.timeline[-1].time if incident.timeline else turn.memory.now)
-    saved: list[Effect] = [Save("incident", incident.id, row(incident)) for incident in turn.touched.values()]
-    return saved + turn.effects
 
 
 def _now(turn: Turn, time: float) -> None:

@@ -114,6 +114,7 @@ def test_a_flood_of_long_events_is_remembered_within_bounds(kind: str, fields: d
     assert sum(map(len, dump(played.state).values())) < 100_000
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_value_of_any_signal_stops_the_judgement(seed: int) -> None:
     """A run that breaks, is rolled back and verified, while signals that judgement reads are anything at all."""
