@@ -225,8 +225,8 @@ def _convert(document: Document, value: Any, model: type[Model], problems: list[
     for index, change in enumerate(changes if isinstance(changes, list) else []):
         kind = change.get("kind") if isinstance(change, dict) else None
         if isinstance(kind, str) and kind and kind not in KINDS and change.get("planned") is not True:
-            hint = did_you_mean(kind, KINDS) or f"; known are {', '.join(KINDS)}"
-            says = f"unknown kind {kind!r}{hint}; a word of your own needs planned: true beside it"
+            hint = did_you_mean(kind, KINDS) or f"; known are {', '.join(KINDS)}."
+            says = f"unknown kind {kind!r}{hint} A word of your own needs planned: true beside it"
             complain(("planned_changes", index, "kind"), says)
         elif isinstance(change, dict) and change.get("planned") is False:
             complain(("planned_changes", index, "planned"), "it is true or left out: what stands here is planned")

@@ -198,7 +198,10 @@ def test_planned_changes_stand_at_the_top_and_reach_the_judgement() -> None:
         ("{step: 5, kind: stage, setle_steps: 5}", "did you mean settle_steps?"),
         ("{step: 5, kind: mixtur}", "planned_changes[0].kind: unknown kind 'mixtur'; did you mean mixture?"),
         ("{step: 5, kind: lr_fase}", "did you mean lr_phase?"),
-        ("{step: 5, kind: curriculum}", "a word of your own needs planned: true beside it"),
+        (
+            "{step: 5, kind: curriculum}",
+            "known are stage, mixture, batch_size, lr_phase. A word of your own needs planned: true beside it",
+        ),
         ("{step: 5, kind: stage, planned: false}", "it is true or left out"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rules.replay.recorded import record as recorded
 from trainwarden.rules.cli import progress
 
 COMMAND = [sys.executable, "-m", "trainwarden.rules", "replay"]
@@ -62,6 +63,18 @@ def test_a_map_to_a_column_that_no_file_has_is_an_error_and_of_some_files_a_noti
     assert [row["kind"] for row in lacks["notices"]] == ["map", "no_loss"]
     assert (lacks["judged"], lacks["columns"]) == (["lr"], ["iteration", "lr", "ce"])
     assert [row["verdict"] for row in has["incidents"]] == ["nonfinite"]
+
+    done = run(str(tmp_path / "a.csv"))
+    assert done.returncode == 0
+    assert (
+        b"Only lr could be judged, and nothing unusual was found there: no loss was found (columns: iter" in done.stdout
+    )
+
+
+def test_a_map_means_nothing_for_a_journal(tmp_path: Path) -> None:
+    done = run(str(recorded(tmp_path / "rec")), "--map", "loss=train/loss")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"--map loss=train/loss: a journal has signals and no columns\n"
 
 
 @pytest.mark.parametrize(("option", "says"), [("--format=what", "it is one of auto"), ("--map=loss", "SIGNAL=COLUMN")])
