@@ -35,5 +35,5 @@ def find(facts: Facts) -> list[Finding]:
         step = int(steps[scale_known][lowest])
     if halvings < HALVINGS and skipped < HALVINGS:
         return []
-    says = f"The loss scale fell by {counted(round(halvings), 'halving')} and {counted(round(skipped), 'step')} skipped around the onset."
+    says = f"The loss scale fell by {counted(halvings, 'halving')} and {counted(skipped, 'step')} skipped around the onset."
     return [Finding(kind="loss_scale", step=step, cause="numeric", weight=0.4, says=says)]
