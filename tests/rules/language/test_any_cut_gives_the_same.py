@@ -36,7 +36,7 @@ EXPRESSIONS = (
     "surprise(x, records=30, cut=3, patience=30) > 2",
     "x > 0.4 * tail(x, records=100) and surprise(y, records=30) > 0.5 * tail(surprise(y, records=30))",
     "setback(x, records=3, spreads=0.5, share=0.01) > 0.1",
-    "shift_t(x, records=100, share=0) > 0.1",
+    "shift_t(x, records=60, share=0) > 0.1",
     "slope(x[6]) > 0.05 and slope_t(x[9]) > 0.5",
     "delta(y[6]) > 0.3",
     "count((x > 1)[10]) >= 4",

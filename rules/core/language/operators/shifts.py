@@ -162,6 +162,6 @@ FUNCTIONS = (
         (Type.NUMBER,),
         Type.NUMBER,
         lambda of, settings: ShiftT(int(settings["records"]), settings["share"]),
-        (Setting("records", 200, 100, 10_000, whole=True), Setting("share", 0.004, 0, 1_000)),
+        (Setting("records", 200, 60, 10_000, whole=True), Setting("share", 0.004, 0, 1_000)),
     ),
 )
