@@ -18,7 +18,7 @@ from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high
 from .healing import high_now, level
 from .makeup import moved
 from .ongoing import ongoing
-from .onset import onset, uncertainty
+from .onset import WINDOW, onset, shifted, uncertainty
 from .planned import near, parted
 from .resumed import line_of
 from .scope import in_words, tell, whose_of
@@ -38,6 +38,8 @@ LEVEL_RECORDS = 20
 SPIKE_CLAIMS = ("transient_spike",)
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
+#: Verdicts of rules that compare long windows: they hold long after what they see began.
+OF_WINDOWS = ("level_shift", "drift")
 #: Findings that stand in the summary.
 IN_WORDS = ("after_event", "period")
 #: Closed incidents that a run remembers.
@@ -197,6 +199,13 @@ def place(incident: Incident, alive: Alive) -> None:
         trend, usual = _usual(alive, incident.onset)
     incident.trend, incident.usual = trend, usual
     incident.uncertainty = uncertainty(alive.trace, incident.onset, trend, usual)
+    if incident.onset == since and all(
+        seen.verdict in OF_WINDOWS for seen in incident.rules.values() if seen.since == since
+    ):
+        told = shifted(alive.trace, since, _usual(alive, since - WINDOW * alive.trace.stride())[0])
+        if told is not None:
+            incident.onset, incident.uncertainty = told
+            incident.trend, incident.usual = _usual(alive, incident.onset)
     incident.since_start = None if alive.first_step is None else incident.onset - alive.first_step
 
 

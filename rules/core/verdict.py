@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from .facts import Facts
+from .healing import ERRORS, SDS
+from .trend import shift
 
 #: Shapes that only a rule can see; the earlier one wins.
 SEEN_BY_RULES = ("mismatch", "stall", "scale_collapse", "grad_collapse", "periodic_spikes", "recurring_spikes", "drift")
@@ -21,6 +23,8 @@ STAYS_STEPS = 10
 LASTS_RECORDS = 5
 #: An excess that grows by this factor between the halves of what was seen runs away.
 RUNAWAY = 1.5
+#: Records behind the onset over which a rule's word on the level is checked: as many as its window has.
+LEVEL_RECORDS = 200
 #: Records that a shape over time needs.
 ENOUGH = 20
 #: Verdicts that page: they do not pass by themselves.
@@ -58,6 +62,8 @@ def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     seen = [name for name in SEEN_BY_RULES if name in facts.offered]
     if settled:
         return "level_shift"
+    if (not seen or seen[0] == "drift") and not healed and claimed_level(facts) and not _runs_away(facts):
+        return "level_shift"
     if seen and not _runs_away(facts):
         return seen[0]
     if not facts.loss_high.any():
@@ -76,6 +82,17 @@ def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
     if (persisted(facts, persist_steps) and _most_high(facts)) or (lasted >= STAYS_STEPS and stays):
         return "level_shift"
     return "outlier" if lasted <= stride and facts.now > facts.onset + 3 * stride else "transient_spike"
+
+
+def claimed_level(facts: Facts) -> bool:
+    """Say whether a rule saw the level shift and the trend bears it out, though single records hardly stand out of their noise.
+
+    The records behind the onset tell: the farther the trend is extrapolated, the less it says of so little.
+    """
+    if "level_shift" not in facts.offered or facts.trend is None or facts.records < LEVEL_RECORDS // 4:
+        return False
+    found = shift(facts.trend, facts.steps[:LEVEL_RECORDS], facts.loss[:LEVEL_RECORDS])
+    return found is not None and found.excess > max(ERRORS * found.error, SDS * facts.trend.noise)
 
 
 def lasting(facts: Facts) -> int:

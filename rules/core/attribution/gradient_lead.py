@@ -1,8 +1,8 @@
 """Which moved first, gradient or loss, and by how much (design §4.2 and §4.3).
 
 A lead of two steps or more points to the optimisation or its state; none or one to the data or the forward numerics; a loss
-that rises without any change of the gradient to a hard but harmless batch. "A before B" counts only where the gap exceeds
-the cadence of both. Sources: cases A01 (four steps), A04 (one step), A10 (update ratio before both).
+that rises without any change of the gradient to a hard but harmless batch, unless it stays high: no batch lasts. "A before B"
+counts only where the gap exceeds the cadence of both. Sources: cases A01 (four steps), A04 (one step), A10 (update ratio before both).
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import numpy as np
 from trainwarden.rules.core.baseline import above
 from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import GRAD_FACTOR, GRAD_SDS, Facts, Finding
+
+#: Records of a high loss that no hard batch explains: what one step did to a run is over after thirty (case A01).
+STAYED = 30
 
 
 def find(facts: Facts) -> list[Finding]:
@@ -33,6 +36,8 @@ def find(facts: Facts) -> list[Finding]:
             if first is None or step < first[0]:
                 first = (step, name)
     if not seen:
+        return []
+    if first is None and not _one_batch(facts):
         return []
     if first is None:
         return [
@@ -60,3 +65,16 @@ def find(facts: Facts) -> list[Finding]:
             Finding(kind="gradient_lead", step=step, cause="numeric", weight=0.1, says=says),
         ]
     return []
+
+
+def _one_batch(facts: Facts) -> bool:
+    """Say whether a batch may explain the loss: it rose at the onset, to a number, and not for longer than batches are hard.
+
+    Be it by less than one record's noise shows: then a single record stands out somewhere behind the onset, and it is not what began.
+    """
+    high = int(np.argmax(facts.loss_high))
+    if high > STAYED or facts.nonfinite[high] or int(np.count_nonzero(facts.loss_high)) > STAYED:
+        return False
+    behind = facts.excess[: 6 * STAYED]
+    behind = behind[np.isfinite(behind)]
+    return len(behind) <= STAYED or float(np.median(behind)) < 1.0

@@ -26,6 +26,34 @@ def test_a_loss_without_any_change_of_the_gradient_is_a_hard_batch() -> None:
     assert "hard batch" in found.says
 
 
+def test_a_loss_that_stays_high_is_no_hard_batch() -> None:
+    stays = dict.fromkeys(range(301, 360), 2.0)
+    assert "hard batch" in find(facts(spike(stays), last=325))[0].says
+    assert find(facts(spike(stays), last=345)) == []
+    # Also once it has come back, and of a hard batch long ago it is still said.
+    assert find(facts(spike(stays), last=420)) == []
+    assert "hard batch" in find(facts(spike({301: 2.0}), last=420))[0].says
+
+
+def test_a_level_that_single_records_hardly_show_is_no_hard_batch_either() -> None:
+    def raised(signals: Any) -> Any:
+        return signals + 0.11 if isinstance(signals, float) else signals
+
+    shifted = at(range(301, 500), loss=raised)
+    found = facts(shifted, spike({330: 0.5}), last=400)
+    assert 0 < int(found.loss_high.sum()) < 30
+    assert find(found) == []
+
+
+def test_a_record_that_stands_out_long_behind_the_onset_says_nothing_of_it() -> None:
+    assert "hard batch" in find(facts(spike({320: 2.0}), last=400))[0].says
+    assert find(facts(spike({372: 2.0}), last=400)) == []
+
+
+def test_a_loss_that_is_no_number_is_no_hard_batch() -> None:
+    assert find(facts(spike({301: float("nan")}))) == []
+
+
 def test_an_order_within_the_cadence_is_no_evidence() -> None:
     def every_tenth(record: Step) -> None:
         if record.step % 10:
