@@ -24,6 +24,8 @@ from .turn import Turn, digest
 
 #: How a verification that was not applied is closed.
 MISMATCH = "mismatch"
+#: Characters of a start's reason to end that are remembered.
+LONGEST_REASON = 200
 
 
 def started(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
@@ -187,7 +189,7 @@ def _again(turn: Turn, alive: Alive, incident: Incident, record: Step) -> Judged
 
 def ended(turn: Turn, run: Run, alive: Alive, event: Event, time: float, step: int | None) -> None:
     """Take the end of a start. A finished run settles what is open; after any other end the next start does."""
-    alive.ended = str(event.fields.get("reason") or "exit")
+    alive.ended = str(event.fields.get("reason") or "exit")[:LONGEST_REASON]
     if alive.ended != "finished":
         return
     for incident in list(run.incidents.values()):
