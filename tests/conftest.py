@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,11 @@ from hypothesis import HealthCheck, settings
 # Before anything imports torch: two cores are shared by training processes, daemons and the tests themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# Under nohup, or behind a shell's `&`, these come in ignored, and every process of a test would inherit that.
+for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # A property that holds is not made false by a slow machine, and CI looks at the same examples each time.
 settings.register_profile(
