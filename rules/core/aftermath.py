@@ -11,7 +11,7 @@ from trainwarden.record import Event, Step
 
 from .acting import escalate, past, roll_back
 from .delivery import rank
-from .incidents import close, conclude, facts_of, open_incident, place, remember
+from .incidents import close, conclude, facts_of, new_incident, open_incident, place
 from .lineage import applied_plan, executed, plan_of
 from .planned import parted
 from .policy import Decision
@@ -20,7 +20,7 @@ from .replaying import expect
 from .standstill import words
 from .state import Alive, Incident, RuleSeen, Run
 from .targets import abandoned
-from .turn import Turn, digest
+from .turn import Turn
 
 #: How a verification that was not applied is closed.
 MISMATCH = "mismatch"
@@ -270,29 +270,15 @@ def _go_further(turn: Turn, run: Run, alive: Alive, before: Incident, time: floa
     if not len(alive.trace):
         return
     now = int(alive.trace.steps[-1])
-    alive.incidents += 1
-    start = alive.start
-    following = Incident(
-        id=f"inc_{digest(start.run_uid, str(start.attempt), start.start_id, str(now), str(alive.incidents))}",
-        run_uid=start.run_uid,
-        run=start.run,
-        attempt=start.attempt,
-        start_id=start.start_id,
-        onset=before.onset,
-        opened_step=now,
-        opened_time=time,
-        severity="critical",
-        verdict="level_shift",
-        last_active_step=now,
-        follows=before.id,
-        further_than=None if target is None else target.step,
-    )
+    following = new_incident(run, alive, now, time, onset=before.onset)
+    following.severity, following.verdict = "critical", "level_shift"
+    following.follows = before.id
+    following.further_than = None if target is None else target.step
     verification = before.verification
     onset = max(before.onset, alive.first_step or before.onset)
     if verification is not None and verification.after_steps:
         onset = verification.after_steps[0]
     following.rules["TrainingNotRecovered"] = RuleSeen(onset, now, "critical", "level_shift", firing=False)
-    remember(run, following)
     place(following, alive)
     following.onset = onset
     following.trend = before.trend

@@ -9,10 +9,10 @@ from __future__ import annotations
 from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
-from .incidents import conclude, facts_of, open_incident, raise_severity, remember
+from .incidents import conclude, facts_of, new_incident, open_incident, raise_severity
 from .machines import SKEW
 from .state import Alive, Incident, RuleSeen, Run
-from .turn import Turn, digest
+from .turn import Turn
 
 #: The name under which an incident holds what no rule sees.
 RULE = "TrainingFailed"
@@ -55,21 +55,8 @@ def _known(run: Run, alive: Alive) -> Incident | None:
 
 
 def _open(run: Run, alive: Alive, event: Event) -> Incident:
-    start = alive.start
     now = int(alive.trace.steps[-1]) if len(alive.trace) else max(event.step or 0, 0)
-    alive.incidents += 1
-    incident = Incident(
-        id=f"inc_{digest(start.run_uid, str(start.attempt), start.start_id, str(now), str(alive.incidents))}",
-        run_uid=start.run_uid,
-        run=start.run,
-        attempt=start.attempt,
-        start_id=start.start_id,
-        onset=now,
-        opened_step=now,
-        opened_time=event.time,
-        verdict="stall",
-        last_active_step=now,
-        since_start=None if alive.first_step is None else now - alive.first_step,
-    )
-    remember(run, incident)
+    incident = new_incident(run, alive, now, event.time, onset=now)
+    incident.verdict = "stall"
+    incident.since_start = None if alive.first_step is None else now - alive.first_step
     return incident

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from .facts import Facts
-from .trend import shift
+from .trend import Shift, shift
 
 Level = Literal["back", "high", "settled", "unknown"]
 
@@ -21,12 +21,17 @@ ERRORS, SDS = 4.0, 1.0
 STILL_FALLING = 0.75
 
 
+def stands_above(found: Shift, noise: float) -> bool:
+    """Say whether losses lie above a trend by more than its error and one record's ``noise`` explain; False where that is not known."""
+    return found.excess > max(ERRORS * found.error, SDS * noise)
+
+
 def high_now(facts: Facts, records: int) -> bool:
     """Say whether the newest ``records`` lie above the trend; True where there is no trend to say otherwise."""
     if facts.trend is None or facts.nonfinite[-1:].any():
         return True
     found = shift(facts.trend, facts.steps[-records:], facts.loss[-records:])
-    return found is None or found.excess > max(ERRORS * found.error, SDS * facts.trend.noise)
+    return found is None or stands_above(found, facts.trend.noise)
 
 
 def level(facts: Facts, since: int, level_steps: int) -> Level:
@@ -44,7 +49,7 @@ def level(facts: Facts, since: int, level_steps: int) -> Level:
     found = shift(facts.trend, steps, losses)
     if found is None:
         return "unknown"
-    if not found.excess > max(ERRORS * found.error, SDS * facts.trend.noise):
+    if not stands_above(found, facts.trend.noise):
         return "back"
     if facts.now - since < level_steps:
         return "high"
@@ -52,6 +57,6 @@ def level(facts: Facts, since: int, level_steps: int) -> Level:
     older, newer = shift(facts.trend, steps[:half], losses[:half]), shift(facts.trend, steps[half:], losses[half:])
     if older is None or newer is None or not np.isfinite(newer.excess):
         return "unknown"
-    if not newer.excess > max(ERRORS * newer.error, SDS * facts.trend.noise):
+    if not stands_above(newer, facts.trend.noise):
         return "back"
     return "high" if newer.excess < STILL_FALLING * older.excess else "settled"

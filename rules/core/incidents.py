@@ -144,21 +144,27 @@ def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) ->
 
 
 def _open(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, severity: str) -> Incident:
+    incident = new_incident(run, alive, record.step, record.time, onset=change.since)
+    incident.severity = _opening(alive, change, severity)
+    incident.verdict = change.labels.get("verdict", "other") or "other"
+    incident.follows = predecessor(run, alive.start.attempt)
+    return incident
+
+
+def new_incident(run: Run, alive: Alive, step: int, time: float, onset: int) -> Incident:
+    """Return a new incident of the live start, opened at ``step``; the run remembers it. Its id counts those of the start."""
     start = alive.start
     alive.incidents += 1
     incident = Incident(
-        id=f"inc_{digest(start.run_uid, str(start.attempt), start.start_id, str(record.step), str(alive.incidents))}",
+        id=f"inc_{digest(start.run_uid, str(start.attempt), start.start_id, str(step), str(alive.incidents))}",
         run_uid=start.run_uid,
         run=start.run,
         attempt=start.attempt,
         start_id=start.start_id,
-        onset=change.since,
-        opened_step=record.step,
-        opened_time=record.time,
-        severity=_opening(alive, change, severity),
-        verdict=change.labels.get("verdict", "other") or "other",
-        last_active_step=record.step,
-        follows=predecessor(run, start.attempt),
+        onset=onset,
+        opened_step=step,
+        opened_time=time,
+        last_active_step=step,
     )
     remember(run, incident)
     return incident

@@ -162,9 +162,8 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
             excused = withheld(alive, change.rule, change.labels)
             alive.firing[change.rule] = RuleSeen(change.since, record.step, "info" if excused else severity, offered)
             say_once(turn, alive, change)
-            if (
-                change.labels.get("scope") != "ranks" and not excused
-            ):  # ranks that disagree say nothing of the attempt before
+            among_ranks = change.labels.get("scope") == "ranks"  # ranks that disagree say nothing of the attempt before
+            if not among_ranks and not excused:
                 doubt(alive, record.step, severity, offered)
             fired(turn, run, alive, record, change, excused)
         elif change.state in ("resolved", "unknown"):

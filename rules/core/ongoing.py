@@ -14,7 +14,7 @@ import numpy as np
 
 from .delivery import rank
 from .facts import LOSS_SDS, TREND_RECORDS, high_loss
-from .healing import ERRORS, SDS, STILL_FALLING
+from .healing import ERRORS, SDS, STILL_FALLING, stands_above
 from .planned import parted
 from .seeing import Change
 from .settings import Settings
@@ -98,7 +98,7 @@ def _at_trend(incident: Incident, trend: Trend, alive: Alive, end: int, heal_ste
     if rows is None or end - incident.last_active_step < heal_steps or high_loss(trace, rows, trend)[2].any():
         return False
     found = shift(trend, trace.steps[rows], trace.column("loss")[rows])
-    return found is None or not found.excess > max(ERRORS * found.error, SDS * trend.noise)
+    return found is None or not stands_above(found, trend.noise)
 
 
 def _settled(incident: Incident, trend: Trend, alive: Alive, since: int, settings: Settings) -> bool:
@@ -138,7 +138,7 @@ def _abnormal(alive: Alive, trend: Trend) -> bool:
 def _high(alive: Alive, trend: Trend | None) -> bool:
     """Say whether the newest losses lie above the trend before the incident."""
     found = None if trend is None else shift(trend, alive.trace.steps[-NEWEST:], alive.trace.column("loss")[-NEWEST:])
-    return trend is not None and found is not None and found.excess > max(ERRORS * found.error, SDS * trend.noise)
+    return trend is not None and found is not None and stands_above(found, trend.noise)
 
 
 def _old_level(incident: Incident, trend: Trend, alive: Alive, since: int, settings: Settings) -> bool:

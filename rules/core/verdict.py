@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .facts import Facts
-from .healing import ERRORS, SDS
+from .healing import stands_above
 from .trend import shift
 
 #: Shapes that only a rule can see; the earlier one wins.
@@ -92,7 +92,7 @@ def claimed_level(facts: Facts) -> bool:
     if "level_shift" not in facts.offered or facts.trend is None or facts.records < LEVEL_RECORDS // 4:
         return False
     found = shift(facts.trend, facts.steps[:LEVEL_RECORDS], facts.loss[:LEVEL_RECORDS])
-    return found is not None and found.excess > max(ERRORS * found.error, SDS * facts.trend.noise)
+    return found is not None and stands_above(found, facts.trend.noise)
 
 
 def lasting(facts: Facts) -> int:
