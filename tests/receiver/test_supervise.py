@@ -115,18 +115,26 @@ def test_a_trainer_that_dies_of_a_signal_passed_on_is_not_started_again(supervis
 
 def test_children_that_ignore_sigterm_and_daemons_that_left_the_session_are_ended(supervised: Supervised) -> None:
     supervised.write_toy("""
-        stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(2, signal.SIG_IGN); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", stubborn])
-        subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+        stubborn = log.name + ".stubborn.py"
+        with open(stubborn, "w") as script:
+            script.write(
+                "import os, signal, time\\n"
+                "signal.signal(15, signal.SIG_IGN)\\n"
+                "signal.signal(2, signal.SIG_IGN)\\n"
+                "open(os.environ['LOG'], 'a').write('stubborn\\\\n')\\n"
+                "time.sleep(600)\\n"
+            )
+        subprocess.Popen([sys.executable, stubborn])
+        subprocess.Popen([sys.executable, stubborn], start_new_session=True)
         # A daemon: its parent is gone and it has no mark in its environment.
-        subprocess.run(["bash", "-c", f"env -u TRAINWARDEN_SUPERVISOR_ID setsid {sys.executable} -c '{stubborn}' &"])
-        say("ready")
-        time.sleep(0.3)
+        subprocess.run(["bash", "-c", f"env -u TRAINWARDEN_SUPERVISOR_ID setsid {sys.executable} {stubborn} &"])
+        while not os.path.exists(log.name + ".end"): time.sleep(0.05)
         sys.exit(0)
     """)
     process = supervised.start(grace=0.6)
-    supervised.wait_for("ready")
+    wait_until(lambda: supervised.lines().count("stubborn") == 3, 15)
     assert len(supervised.tree()) == 4
+    supervised.log.with_name("log.end").touch()
     assert process.wait(20) == 0
     assert supervised.tree() == set()
     assert "3 process(es) had to be killed" in supervised.said()
