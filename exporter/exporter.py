@@ -31,6 +31,7 @@ from .notices import Notices
 from .resume import Resume
 from .settings import Settings, disabled
 from .sheet import Reading
+from .starting import start_fields
 
 #: Longest time that closing waits for values that are still on their way.
 DRAIN_SECONDS = 5.0
@@ -334,22 +335,13 @@ class Exporter:
             notices = resume.notices
         except Exception as error:
             self._notices.fault("carrying out the plan", error)
-        resumed_from: dict[str, Any] | None = None
-        if self._step > 0:
-            resumed_from = {"attempt": None, "step": self._step, "path": None}
-            if target is not None and target.step == self._step:
-                resumed_from = {"attempt": target.attempt, "step": target.step, "path": target.path}
-        fields = dict(
+        fields = start_fields(
             parts.fields,
-            clipping=parts.observer.clips or None,
-            replayable=bool(loader is not None and loader.replayable),
-            loader_kind=None if loader is None else loader.kind,
-            can_skip=[] if loader is None else sorted(loader.can_skip),
-            dataset=None if loader is None else loader.dataset_name,
-            batch_size=None if loader is None else loader.batch_size,
-            dataset_size=None if loader is None else loader.dataset_size,
-            resumed_from=resumed_from,
-            plan_applied=applied,
+            step=self._step,
+            loader=loader,
+            target=target,
+            applied=applied,
+            clips=parts.observer.clips,
             notices=[*notices, *([] if loader is None else loader.notices), *self._notices.said],
         )
         if resumed:  # without, the first step's sheet is open already
