@@ -3,13 +3,17 @@
 One model and one optimizer; blocks of one full cadence in turn without an exporter, with the default one, and with every probe
 at every step. All arms of a round share one baseline, their order changes from round to round, and an exporter exists
 only during its own blocks. Reported are the ratio of the totals (``_mid``) and the upper end of its 95 % bootstrap interval over
-rounds; ``ratio_probed_step`` is a step with all probes over a step without any, in the default arm.
+rounds; ``ratio_probed_step`` is a step with all probes over a step without any, in the default arm. ``cpu_`` ratios are of the
+processor time of the whole process, the exporter's threads included: they tell more where other programs share the machine.
 
-Twenty rounds take under ten minutes on two idle cores. What is measured so far is written after each round, with ``"partial": true``
-until all rounds are done: a bench that is stopped, by ``--minutes`` or Ctrl-C, leaves it behind.
+``--peers`` puts two other ways of watching beside it, each at every step: trainscope (``pip install trainscope``) as it comes, and a monitor
+that asks for each parameter's norms with ``.item()``.
+
+Twenty rounds take about fifteen minutes on two idle cores, with the peers half an hour. What is measured so far is written after each round,
+with ``"partial": true`` until all rounds are done: a bench that is stopped, by ``--minutes`` or Ctrl-C, leaves it behind.
 
     python bench/overhead.py --output .bench/overhead.json
-    python bench/overhead.py --tokens 2048 --rounds 30
+    python bench/overhead.py --peers --tokens 512 --output .bench/overhead_peers.json
 """
 
 from __future__ import annotations
@@ -20,63 +24,62 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from gpt import GPT
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwarden.exporter import Exporter
 
 CADENCE = 10
-ARMS: dict[str, dict[str, Any] | None] = {"base": None, "default": {"cadence": CADENCE}, "full": {"cadence": 1}}
+
+
+class Watcher(Protocol):
+    """What is attached to the training for one block. ``computed`` comes before the update, ``updated`` after it."""
+
+    def computed(self, loss: Tensor) -> None: ...  # noqa: D102 - said above
+
+    def updated(self, loss: Tensor, inputs: Tensor, labels: Tensor) -> None: ...  # noqa: D102
+
+    def close(self) -> None: ...  # noqa: D102
+
+
+#: Attaches a watcher to a model and its optimizer; the folder is where it may write.
+Attach = Callable[[nn.Module, torch.optim.Optimizer, str], Watcher]
+
+
+class Ours:
+    """The exporter, costly probes at every ``cadence``-th step."""
+
+    def __init__(self, cadence: int, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+        self.exporter = Exporter(model, optimizer, run="bench", dir=folder, port=0, reader_seconds=0.0, cadence=cadence)
+
+    def computed(self, loss: Tensor) -> None:
+        """Nothing: hooks see what is to be seen."""
+
+    def updated(self, loss: Tensor, inputs: Tensor, labels: Tensor) -> None:
+        """Hand in batch and loss."""
+        self.exporter.batch(inputs, labels)
+        self.exporter.step(loss)
+
+    def close(self) -> None:
+        """End the record; a bench of an exporter that failed would measure nothing."""
+        self.exporter.close()
+        faults = [said for said in self.exporter.notices if "Error" in said]
+        assert not faults, faults
+
+
+ARMS: dict[str, Attach | None] = {"base": None, "default": partial(Ours, CADENCE), "full": partial(Ours, 1)}
 #: Steps of a block; the first one, which is always probed, is not timed: exactly one timed step of the default arm is due.
 BLOCK = CADENCE + 1
 #: Steps before the first round: the first makes the optimizer's state, the next ones settle the allocator.
 WARM_UP = 3
-
-
-class Layer(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv_proj, self.o_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, tokens, width) to the same shape."""
-        batch, length, width = x.shape
-        parts = self.qkv_proj(self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        out: torch.Tensor = x + self.mlp(self.ln_2(x))
-        return out
-
-
-class GPT(nn.Module):
-    """A GPT of about ten million parameters with the default sizes."""
-
-    def __init__(self, layers: int, width: int, vocabulary: int, length: int) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.h = nn.ModuleList(Layer(width, max(1, width // 64)) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(width)
-        self.lm_head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return logits of (batch, tokens) ids."""
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
-        for layer in self.h:
-            x = layer(x)
-        out: torch.Tensor = self.lm_head(self.ln_f(x))
-        return out
 
 
 class Trainer:
@@ -89,7 +92,7 @@ class Trainer:
         self.batches = [torch.randint(0, vocabulary, (max(1, tokens // length), length + 1)) for _ in range(16)]
         self.count = 0
 
-    def step(self, exporter: Exporter | None) -> None:
+    def step(self, watcher: Watcher | None) -> None:
         """Make one step."""
         ids = self.batches[self.count % len(self.batches)]
         self.count += 1
@@ -97,29 +100,26 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(inputs).flatten(0, 1), labels.flatten())
         loss.backward()
+        if watcher is not None:
+            watcher.computed(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        if exporter is not None:
-            exporter.batch(inputs, labels)
-            exporter.step(loss)
+        if watcher is not None:
+            watcher.updated(loss, inputs, labels)
 
-    def block(self, settings: dict[str, Any] | None, folder: str) -> list[float]:
-        """Return the seconds of each timed step of one block."""
-        exporter = None
-        if settings is not None:
-            exporter = Exporter(
-                self.model, self.optimizer, run="bench", dir=folder, port=0, reader_seconds=0.0, **settings
-            )
-        self.step(exporter)
+    def block(self, attach: Attach | None, folder: str) -> tuple[list[float], float]:
+        """Return the seconds of each timed step of one block, and the processor seconds of all of them together."""
+        watcher = None if attach is None else attach(self.model, self.optimizer, folder)
+        self.step(watcher)
         seconds = []
+        began_cpu = time.process_time()
         for _ in range(BLOCK - 1):
             began = time.perf_counter()
-            self.step(exporter)
+            self.step(watcher)
             seconds.append(time.perf_counter() - began)
-        if exporter is not None:
-            exporter.close()
-            assert not exporter.notices, exporter.notices
-        return seconds
+        if watcher is not None:
+            watcher.close()
+        return seconds, time.process_time() - began_cpu
 
 
 class Spy(TorchDispatchMode):
@@ -134,19 +134,17 @@ class Spy(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def host_syncs(folder: str, steps: int = 4) -> float:
-    """Return how many values a step reads with every probe on, beyond those that it reads without the exporter."""
+def host_syncs(attach: Attach, folder: str, steps: int = 4) -> float:
+    """Return how many values a step reads with a watcher, beyond those that it reads without."""
     counts = []
-    for settings in (None, ARMS["full"]):
+    for chosen in (None, attach):
         trainer = Trainer(layers=1, width=64, vocabulary=64, length=16, tokens=32)
-        exporter = None
-        if settings is not None:
-            exporter = Exporter(trainer.model, trainer.optimizer, run="syncs", dir=folder, port=0, **settings)
+        watcher = None if chosen is None else chosen(trainer.model, trainer.optimizer, folder)
         with Spy() as spy:
             for _ in range(steps):
-                trainer.step(exporter)
-        if exporter is not None:
-            exporter.close()
+                trainer.step(watcher)
+        if watcher is not None:
+            watcher.close()
         counts.append(spy.count)
     return (counts[1] - counts[0]) / steps
 
@@ -158,27 +156,33 @@ def interval(over: np.ndarray, under: np.ndarray, resamples: int = 4000) -> tupl
     return float(over.sum() / under.sum()), float(np.quantile(ratios, 0.975))
 
 
-def summary(seconds: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Return what the rounds so far show. ``seconds`` holds the seconds of each timed step, by arm and block."""
-    base = np.array([sum(block) for block in seconds["base"]])
+def summary(blocks: dict[str, list[tuple[list[float], float]]]) -> dict[str, Any]:
+    """Return what the rounds so far show. ``blocks`` holds the seconds of each timed step and the processor seconds, by arm."""
+    base = np.array([sum(seconds) for seconds, _ in blocks["base"]])
+    base_cpu = np.array([cpu for _, cpu in blocks["base"]])
     found: dict[str, Any] = {}
-    for arm in ("default", "full"):
-        totals = np.array([sum(block) for block in seconds[arm]])
+    for arm in blocks:
+        if arm == "base":
+            continue
+        totals = np.array([sum(seconds) for seconds, _ in blocks[arm]])
         found[f"ratio_{arm}_mid"], found[f"ratio_{arm}"] = interval(totals, base)
+        found[f"cpu_ratio_{arm}"] = interval(np.array([cpu for _, cpu in blocks[arm]]), base_cpu)[0]
     # Steps 2 to 11 of a block are timed; the tenth is due, and all others are not.
-    probed = np.array([block[CADENCE - 2] for block in seconds["default"]])
+    probed = np.array([seconds[CADENCE - 2] for seconds, _ in blocks["default"]])
     found["ratio_probed_step"] = interval(probed, base / CADENCE)[0]
     found["seconds_per_step"] = float(base.mean() / CADENCE)
     found["rounds"] = len(base)
     return found
 
 
-def measure(trainer: Trainer, rounds: int, end: float, folder: str) -> Iterator[dict[str, Any]]:
+def measure(
+    trainer: Trainer, arms: dict[str, Attach | None], rounds: int, end: float, folder: str
+) -> Iterator[dict[str, Any]]:
     """Yield what all rounds so far show, after each of them. None is begun that would last beyond ``end`` (monotonic)."""
-    seconds: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    blocks: dict[str, list[tuple[list[float], float]]] = {arm: [] for arm in arms}
     for _ in range(WARM_UP):
         trainer.step(None)
-    names = list(ARMS)
+    names = list(arms)
     longest = 0.0
     for number in range(rounds):
         began = time.monotonic()
@@ -186,9 +190,9 @@ def measure(trainer: Trainer, rounds: int, end: float, folder: str) -> Iterator[
             break
         turn = names[number % len(names) :] + names[: number % len(names)]
         for arm in turn if number % 2 == 0 else turn[::-1]:
-            seconds[arm].append(trainer.block(ARMS[arm], folder))
+            blocks[arm].append(trainer.block(arms[arm], folder))
         longest = max(longest, time.monotonic() - began)
-        yield summary(seconds)
+        yield summary(blocks)
 
 
 def outlook(took: float, rounds: int, left: float) -> str:
@@ -217,8 +221,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help="where to write the JSON, after each round")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of one block an arm")
-    parser.add_argument("--minutes", type=float, default=15.0, help="begin no round that would end later than this")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of a step")
+    parser.add_argument("--peers", action="store_true", help="measure two other ways of watching beside it")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin no round that would end later than this")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a step")
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--layers", type=int, default=8, help="of the model")
     parser.add_argument("--width", type=int, default=320, help="of the model")
@@ -237,6 +242,11 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     began = time.monotonic()
     end = began + 60 * options.minutes
+    arms = dict(ARMS)
+    if options.peers:
+        from overhead_peers import PEERS
+
+        arms |= PEERS
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(options.layers, options.width, options.vocabulary, options.length, options.tokens)
@@ -244,13 +254,16 @@ def main() -> None:
         print(
             f"{parameters / 1e6:.1f} M parameters, {options.tokens} tokens a step, {torch.get_num_threads()} threads, on a machine "
             f"with {os.cpu_count()} cores and load {os.getloadavg()[0]:.1f}\n"
-            f"{options.rounds} rounds of {len(ARMS)} blocks ({', '.join(ARMS)}) of {BLOCK} steps, {options.minutes:g} minutes at most; "
+            f"{options.rounds} rounds of {len(arms)} blocks ({', '.join(arms)}) of {BLOCK} steps, {options.minutes:g} minutes at most; "
             f"the first round tells how long it takes",
             flush=True,
         )
-        syncs = host_syncs(folder)
-        about = {
-            "host_syncs_per_step": int(syncs) if syncs == int(syncs) else syncs,
+        about: dict[str, Any] = {
+            f"host_syncs_per_step{'' if arm == 'full' else '_' + arm}": host_syncs(attach, folder)
+            for arm, attach in arms.items()
+            if attach is not None and arm != "default"
+        }
+        about |= {
             "parameters": parameters,
             "tokens": options.tokens,
             "threads": torch.get_num_threads(),
@@ -260,7 +273,7 @@ def main() -> None:
         }
         turned = time.monotonic()
         try:
-            for shown in measure(trainer, options.rounds, end, folder):
+            for shown in measure(trainer, arms, options.rounds, end, folder):
                 now = time.monotonic()
                 found = {**shown, **about, "seconds": round(now - began, 1)}
                 if shown["rounds"] < options.rounds:
