@@ -7,7 +7,7 @@ Four rooms and the files they share:
 * ``receiver``: beside the scheduler; verifies a signed request, stops the run, writes the plan, starts it again.
 * ``demo``: the whole loop on one machine.
 
-``signals``, ``record``, ``plan``, ``runfolder`` and ``webhook`` are the contracts between the rooms. They import the
+``signals``, ``names``, ``record``, ``plan``, ``runfolder`` and ``webhook`` are the contracts between the rooms. They import the
 standard library and msgspec only (``webhook`` also standardwebhooks, inside sign and verify), so that no
 room drags in what another one needs.
 """
