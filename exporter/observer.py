@@ -117,13 +117,28 @@ class Observer:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not _closure(args, kwargs):  # with a closure the gradients are made inside the step
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = _closure(args, kwargs)
+        if closure is None:
             self._guarded(self._open_update, optimizer)
+            return None
+        if not self.active:
+            return None
+        return _with_closure(args, kwargs, self._opening(optimizer, closure))
+
+    def _opening(self, optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the closure, looking at the gradients once it has made them: before the step's first change."""
+
+        def watched_closure(*args: Any, **kwargs: Any) -> Any:
+            answer = closure(*args, **kwargs)
+            if id(optimizer) not in self._open:  # LBFGS evaluates several times
+                self._guarded(self._open_update, optimizer)
+            return answer
+
+        self._open.pop(id(optimizer), None)  # of a step that was broken off
+        return watched_closure
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _closure(args, kwargs):
-            self._guarded(self._open_update, optimizer)
         self._guarded(self._close_update, optimizer)
 
     def _open_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -238,9 +253,17 @@ class Observer:
             self.sheet.add("found_inf", found.clone())
 
 
-def _closure(args: Any, kwargs: Any) -> bool:
-    """Say whether ``step`` was given a closure. ``args`` begins with the optimizer itself."""
-    return kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+def _closure(args: Any, kwargs: Any) -> Callable[..., Any] | None:
+    """Return the closure that ``step`` was given, or None. ``args`` begins with the optimizer itself."""
+    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return given if callable(given) else None
+
+
+def _with_closure(args: Any, kwargs: Any, closure: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return the arguments of ``step`` with another closure in place of theirs."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
 
 
 def _capturing() -> bool:

@@ -174,6 +174,31 @@ def test_a_step_with_a_closure_has_the_gradients_that_the_closure_made(tmp_path:
         exporter.step(optimizer.step(closure))
     records = steps(exporter, tmp_path)
     assert [record.value("grad_norm") for record in records] == pytest.approx(expected, rel=3e-6)
+    ratios = [(record.value("update_ratio"), record.value("update_applied_ratio")) for record in records]
+    assert all(applied == pytest.approx(intended, rel=0.05) for intended, applied in ratios), ratios
+
+
+def test_a_closure_that_clips_has_the_norm_before_clipping_and_one_evaluated_often_the_first(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    exporter = watch(model, optimizer, tmp_path, cadence=1)
+    expected = reference_norms(model, 1)["all"]
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = loss_of(model, 1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), expected / 2)
+        return loss
+
+    exporter.step(optimizer.step(closure))
+    (record,) = steps(exporter, tmp_path)
+    assert len(calls) > 1
+    assert record.value("grad_norm") == pytest.approx(expected, rel=3e-6)
+    assert record.value("clip_ratio") == pytest.approx(2, rel=1e-5)
+    assert record.value("update_applied_ratio")
 
 
 def test_the_total_norm_that_the_trainer_gets_is_bit_for_bit_what_torch_returns(tmp_path: Path) -> None:
