@@ -8,5 +8,6 @@ if __name__.split(".")[0] != "trainwarden":
     raise ImportError("import trainwarden.exporter, not the folder exporter: it would be a second copy of the package")
 
 from .exporter import Exporter
+from .vocabulary import token_classes
 
-__all__ = ["Exporter"]
+__all__ = ["Exporter", "token_classes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,13 @@ class Parts:
     fields: dict[str, Any]
 
 
-def default_probes(watched: Watched, optimizers: list[torch.optim.Optimizer], world_size: int = 1) -> list[Probe]:
+def default_probes(
+    watched: Watched,
+    optimizers: list[torch.optim.Optimizer],
+    world_size: int = 1,
+    settings: Settings | None = None,
+    devices: Collection[torch.device] = (),
+) -> list[Probe]:
     """Return the probes of an exporter, in the order in which a record lists what they saw."""
     return [
         Loss(world_size),
@@ -74,7 +80,7 @@ def default_probes(watched: Watched, optimizers: list[torch.optim.Optimizer], wo
         LossScale(),
         Nonfinite(),
         Samples(),
-        Fingerprint(),
+        Fingerprint(None if settings is None else settings.token_classes, devices),
         StepTime(),
         GradZero(watched),
         OptimizerState(watched),
@@ -83,6 +89,8 @@ def default_probes(watched: Watched, optimizers: list[torch.optim.Optimizer], wo
     ]
 
 
+        OwnGradient(),
+        ReplicaHash(world_size),
 def assemble(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -95,12 +103,12 @@ def assemble(
     identity = establish(folder, notices)
     watched = Watched(model, optimizers)
     cadence = Cadence(settings.cadence, settings.watch_steps)
-    probes = default_probes(watched, list(optimizers), identity.world_size)
-    observer = Observer(optimizers, watched, probes, cadence, notices)
     devices = {local(parameter).device for parameter in watched.params}
     # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
     staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + 1024)
     ring = Ring(settings.ring)
+    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices)
+    observer = Observer(optimizers, watched, probes, cadence, notices)
     journal = Journal(
         folder.journal(identity.attempt, identity.start_id, identity.rank),
         Header(

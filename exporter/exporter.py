@@ -203,10 +203,15 @@ class Exporter:
         except Exception as error:
             self._notices.fault("resuming", error)
 
-    def batch(self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None) -> None:
-        """Hand in a micro-batch (token ids, (…, tokens)) for the fingerprint, where the loader is not wrapped."""
+    def batch(self, input_ids: Any, labels: Any = None, attention_mask: Any = None, *, source: Any = None) -> None:
+        """Hand in a micro-batch for the fingerprint, where the loader is not wrapped.
+
+        ``input_ids`` are token ids, (…, tokens), or a whole batch as :func:`exporter.tokens.find_tokens` knows them. ``source``
+        says where its samples are from: one name or number, or one a sample.
+        """
         if self._live() is not None:
-            self._batches.append({"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask})
+            given = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "source": source}
+            self._batches.append(given)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Close the step's record: call once per optimizer step, after ``optimizer.step()``. Reads no value.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from .vocabulary import TokenClasses
 
 #: Port of local rank 0; each further rank of a host takes the next one.
 BASE_PORT = 17070
@@ -18,7 +21,10 @@ class Settings:
     ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
-    ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too.
+    ``own_gradients``: whether a rank's gradient is looked at before it is reduced over the ranks.
+    ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them.
+    ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``token_classes`` says which token ids are digits
+    and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
     """
 
     run: str
@@ -34,6 +40,8 @@ class Settings:
     reader_seconds: float = 3.0
     protect_metrics: bool = False
 
+    total_steps: int | None = None
+    token_classes: Any = None
     def __post_init__(self) -> None:
         for name in ("cadence", "max_series", "ring", "rotate_bytes"):
             value = getattr(self, name)
@@ -48,5 +56,7 @@ class Settings:
 
 
 def disabled() -> bool:
+        if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
+            object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
     """Say whether ``TRAINWARDEN_DISABLE`` turns the exporter off."""
     return os.environ.get("TRAINWARDEN_DISABLE", "").strip().lower() not in ("", "0", "false", "no")

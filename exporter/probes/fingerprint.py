@@ -1,81 +1,60 @@
-"""What dirty data looks like: supervised tokens, distinct tokens, the longest repeat, ids beyond the vocabulary, and a hash.
+"""What dirty data looks like: supervised tokens, distinct tokens, the longest repeat, ids beyond the vocabulary, shares of classes
+of tokens, and a hash.
 
-Computed on the device the batch is on, in tensor operations alone. No token id is ever used as an index: an id out of
-range would be a fault of the device and end the training.
+Computed on the device the batch is on, in tensor operations alone, in one pass whose cost grows with the tokens. No token id
+is ever used as an index as it came: an id out of range would be a fault of the device and end the training. What an id stands at
+is clamped to a table that has one place too many at both ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from trainwarden.exporter.probes.probe import Closing, Probe
-from trainwarden.exporter.sheet import Reading
-from trainwarden.exporter.watched import local
+from trainwarden.exporter.sheet import Reading, Sheet
+from trainwarden.exporter.tokens import Tokens, find_tokens
+from trainwarden.exporter.vocabulary import TokenClasses
 from trainwarden.record import Value
 
-#: What trainers call them.
-INPUT_NAMES = ("input_ids", "tokens", "input", "inputs", "x", "ids")
-LABEL_NAMES = ("labels", "targets", "target", "label", "y")
-MASK_NAMES = ("attention_mask",)
 #: Label of a token that carries no loss (torch.nn.CrossEntropyLoss' ignore_index).
 IGNORED = -100
 
-Tokens = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
+def longest_repeat(ids: Tensor, mask: Tensor | None, joined: Tensor | None = None) -> Tensor:
+    """Return the longest run of one id along the last dimension, masked positions left out. ``ids`` is (…, tokens).
 
-def find_tokens(batch: Any) -> Tokens | None:
-    """Return (input ids, labels, mask) of a batch, or None where nothing in it looks like sequences of token ids."""
-    inputs: Any = None
-    labels: Any = None
-    mask: Any = None
-    if isinstance(batch, torch.Tensor):
-        inputs = batch
-    elif isinstance(batch, Mapping):
-        inputs = next((batch[name] for name in INPUT_NAMES if name in batch), None)
-        labels = next((batch[name] for name in LABEL_NAMES if name in batch), None)
-        mask = next((batch[name] for name in MASK_NAMES if name in batch), None)
-    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes) and batch:
-        inputs = batch[0]
-        labels = batch[1] if len(batch) > 1 else None
-        if isinstance(inputs, Mapping):
-            found = find_tokens(inputs)
-            return found if found is None or labels is None else (found[0], _same_shape(labels, found[0]), found[2])
-    if not _whole_numbers(inputs) or inputs.ndim < 2 or not inputs.numel():
-        return None
-    return local(inputs), _same_shape(labels, inputs), _same_shape(mask, inputs)
-
-
-def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-
-
-def _same_shape(value: Any, like: Tensor) -> Tensor | None:
-    return local(value) if isinstance(value, torch.Tensor) and value.shape == like.shape else None
-
-
-def longest_repeat(ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the longest run of one id along the last dimension, masked positions left out. ``ids`` is (…, tokens)."""
+    A run ends with its document: ``joined`` (rows, tokens - 1) says where one goes on.
+    """
     rows = ids.reshape(-1, ids.shape[-1])
-    place = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-    begins = torch.ones_like(rows, dtype=torch.bool)
-    begins[:, 1:] = rows[:, 1:] != rows[:, :-1]
-    if mask is not None:
-        real = mask.reshape(rows.shape) != 0
-        begins = begins | ~real
-        begins[:, 1:] |= ~real[:, :-1]
-    last = torch.where(begins, place, 0).cummax(dim=1).values
-    length = place - last + 1
-    if mask is not None:
-        length = torch.where(mask.reshape(rows.shape) != 0, length, 0)
-    return length.max()
+    real = None if mask is None else mask.reshape(rows.shape) != 0
+    longest = torch.ones((), dtype=torch.int64, device=ids.device)
+    if rows.shape[1] > 1:
+        same = rows[:, 1:] == rows[:, :-1]
+        if joined is not None:
+            same = same & joined
+        if real is not None:
+            same = same & real[:, 1:] & real[:, :-1]
+        place = torch.arange(1, rows.shape[1], device=rows.device, dtype=torch.int32)
+        begin = torch.where(same, 0, place).cummax(dim=1).values
+        longest = (place - begin).max() + 1
+    return longest if real is None else longest * real.any()
+
+
+def table_places(ids: Tensor, size: int) -> Tensor:
+    """Return where ids (any whole numbers) stand in a table of ``size`` places: 1 + id, what lies beyond at its two ends."""
+    return (ids.reshape(-1).to(torch.int64).clamp(-1, size - 2)) + 1
+
+
+def seen(places: Tensor, size: int) -> Tensor:
+    """Return a table with 1 at each place that occurs (uint8)."""
+    return torch.zeros(size, dtype=torch.uint8, device=places.device).index_fill_(0, places, 1)
 
 
 def distinct(ids: Tensor) -> Tensor:
-    """Return how many different ids there are."""
+    """Return how many different ids there are, whatever they are."""
     ordered = ids.reshape(-1).sort().values
     return (ordered[1:] != ordered[:-1]).sum() + 1
 
@@ -92,41 +71,79 @@ def out_of_range(ids: Tensor, mask: Tensor | None, vocabulary: int) -> Tensor:
 SPREAD, MODULUS = 2654435769, 2**32
 
 
-def hash_of(flat: Tensor) -> Tensor:
-    """Return a hash below 2^32 of ids in their order, int64: each id is multiplied by an odd number of its place."""
-    place = torch.arange(1, 2 * flat.numel(), 2, device=flat.device)
-    return (((flat.to(torch.int64) + 1) * ((place * SPREAD) % MODULUS)) % MODULUS).sum() % MODULUS
+def hash_of(flat: Tensor, before: int = 0) -> Tensor:
+    """Return a hash below 2^32 of ids in their order, int64: each id is multiplied by an odd number of its place.
+
+    ``before`` ids came before these: the hash of a whole is the sum of its parts' modulo 2^32.
+    """
+    place = torch.arange(2 * before + 1, 2 * (before + flat.numel()), 2, device=flat.device)
+    last = MODULUS - 1  # "and" with it is the remainder, of negative numbers too, and cheaper
+    return ((flat.to(torch.int64) + 1) * ((place * SPREAD) & last) & last).sum() & last
+
+
+def supervised(tokens: Tokens) -> Tensor | None:
+    """Return how many tokens carry a loss, None where nothing says it: then all of them do."""
+    if tokens.loss_mask is not None:
+        return tokens.loss_mask.count_nonzero()
+    if tokens.labels is not None:
+        return (tokens.labels != IGNORED).sum()
+    return None if tokens.mask is None else tokens.mask.count_nonzero()
 
 
 class Fingerprint(Probe):
     """Signals ``batch_supervised_tokens``, ``batch_unique_token_ratio``, ``batch_longest_repeat_tokens``,
-    ``batch_ids_out_of_range``, ``batch_hash``; counts tokens.
+    ``batch_ids_out_of_range``, ``batch_token_share``, ``batch_hash``; counts tokens.
+
+    ``classes`` says which ids are digits and padding. Its tables are put on ``devices`` now: later, that would be to wait for them.
     """
 
     name = "fingerprint"
+
+    def __init__(self, classes: TokenClasses | None = None, devices: Iterable[torch.device] = ()) -> None:
+        self._classes = classes
+        self._tables: dict[torch.device, Tensor] = {}
+        if classes is not None:
+            table = classes.table()
+            for device in {torch.device("cpu"), *devices}:
+                self._tables[device] = table.to(device)
 
     def close(self, closing: Closing) -> None:
         """Compute the fingerprint of all batches of the step, micro-batches together."""
         found = [tokens for tokens in map(find_tokens, closing.batches) if tokens is not None]
         if not found:
             return
-        sheet = closing.sheet
-        count = sum(ids.numel() for ids, _, _ in found)
+        sheet, vocabulary = closing.sheet, closing.watched.vocabulary
+        count = sum(tokens.ids.numel() for tokens in found)
         sheet.host["tokens"] = count
-        sheet.host["distinct_bound"] = min(count, closing.watched.vocabulary or count)
-        for ids, labels, mask in found:
-            if labels is not None:
-                sheet.add("batch.supervised", (labels != IGNORED).sum())
-            elif mask is not None:
-                sheet.add("batch.supervised", (mask != 0).sum())
-            sheet.add("batch.repeat", longest_repeat(ids, mask))
-            if closing.watched.vocabulary:
-                sheet.add("batch.beyond", out_of_range(ids, mask, closing.watched.vocabulary))
-        if len({ids.device for ids, _, _ in found}) == 1:
-            flat = [ids.reshape(-1) for ids, _, _ in found]
-            whole = flat[0] if len(flat) == 1 else torch.cat(flat)
-            sheet.add("batch.distinct", distinct(whole))
-            sheet.add("batch.hash", hash_of(whole))
+        sheet.host["distinct_bound"] = min(count, vocabulary or count)
+        before = 0
+        for tokens in found:
+            ids = tokens.ids
+            carried = supervised(tokens)
+            if carried is None:
+                sheet.host["supervised"] = sheet.host.get("supervised", 0) + ids.numel()
+            else:
+                sheet.add("batch.supervised", carried)
+            sheet.add("batch.repeat", longest_repeat(ids, tokens.mask, tokens.joined))
+            sheet.add("batch.hash", hash_of(ids.reshape(-1), before))
+            if vocabulary:
+                sheet.add("batch.beyond", out_of_range(ids, tokens.mask, vocabulary))
+            if self._classes is not None or tokens.mask is not None:
+                self._count_classes(sheet, tokens)
+            before += ids.numel()
+        if len({tokens.ids.device for tokens in found}) == 1:
+            sheet.add("batch.distinct", _distinct_of([tokens.ids for tokens in found], vocabulary))
+
+    def _count_classes(self, sheet: Sheet, tokens: Tokens) -> None:
+        ids, mask = tokens.ids, tokens.mask
+        if mask is not None:
+            sheet.add("batch.real", mask.count_nonzero(), ids.numel())
+        table = self._tables.get(ids.device)
+        if table is not None:
+            places = table_places(ids, len(table))
+            if mask is not None:  # what is padding counts as nothing else
+                places = torch.where(mask.reshape(-1) != 0, places, 0)
+            sheet.add("batch.classes", table.index_select(0, places).sum(0), (ids.numel(), mask is not None))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the fingerprint."""
@@ -134,16 +151,59 @@ class Fingerprint(Probe):
         repeats = [float(values[0]) for _, values in reading.pieces("batch.repeat")]
         if not repeats:
             return found
-        supervised = [float(values[0]) for _, values in reading.pieces("batch.supervised")]
-        found["batch_supervised_tokens"] = sum(supervised) if supervised else float(reading.host["tokens"])
+        carried = sum(float(values[0]) for _, values in reading.pieces("batch.supervised"))
+        found["batch_supervised_tokens"] = carried + reading.host.get("supervised", 0)
         found["batch_longest_repeat_tokens"] = max(repeats)
         beyond = [float(values[0]) for _, values in reading.pieces("batch.beyond")]
         if beyond:
             found["batch_ids_out_of_range"] = sum(beyond)
-        number = reading.number("batch.hash")
-        if number is not None:
-            found["batch_hash"] = number
+        found["batch_hash"] = float(sum(int(values[0]) for _, values in reading.pieces("batch.hash")) % MODULUS)
         number = reading.number("batch.distinct")
         if number is not None:
             found["batch_unique_token_ratio"] = number / reading.host["distinct_bound"]
+        shares = self._shares(reading)
+        if shares:
+            found["batch_token_share"] = shares
         return found
+
+    def _shares(self, reading: Reading) -> dict[str, Value]:
+        """Return the share of each class: padding of all tokens, the others of those that are no padding."""
+        total = int(reading.host["tokens"])
+        names = () if self._classes is None else self._classes.names
+        masked = sum(int(meta) for meta, _ in reading.pieces("batch.real"))
+        padding = masked - sum(float(values[0]) for _, values in reading.pieces("batch.real"))
+        seen_in, counted = 0, dict.fromkeys(names, 0.0)
+        known = masked
+        for (size, has_mask), values in reading.pieces("batch.classes"):
+            seen_in += size
+            for name, value in zip(names, values, strict=True):
+                if name != "padding":
+                    counted[name] += float(value)
+                elif not has_mask:
+                    padding += float(value)
+                    known += size
+        shares: dict[str, Value] = {}
+        if seen_in == total:
+            real = total - padding
+            shares = {name: counted[name] / real for name in names if name != "padding" and real > 0}
+        if known == total:
+            shares["padding"] = padding / total
+        return shares
+
+
+def _distinct_of(several: list[Tensor], vocabulary: int | None) -> Tensor:
+    """Return how many different ids there are in tensors of one device.
+
+    With a vocabulary by ticking them off in a table, which costs a fraction of sorting them: what lies beyond counts once on each side.
+    """
+    if not vocabulary:
+        return distinct(several[0] if len(several) == 1 else torch.cat([ids.reshape(-1) for ids in several]))
+    table: Tensor | None = None
+    for ids in several:
+        places = table_places(ids, vocabulary + 2)
+        if table is None:
+            table = seen(places, vocabulary + 2)
+        else:
+            table.index_fill_(0, places, 1)
+    assert table is not None
+    return table.sum()

@@ -26,12 +26,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 #: How an attention logit was seen: a bound from norms, or rows that were really sampled. Never "the maximum".
 LOGIT_KINDS = ("bound", "sampled")
 
+#: What a token may be, where the exporter was told which ids are.
+TOKEN_CLASSES = ("digit", "padding")
+
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "group": GROUPS,
     "quantity": QUANTITIES,
     "phase": PHASES,
     "moment": MOMENTS,
     "kind": LOGIT_KINDS,
+    "class": TOKEN_CLASSES,
 }
 
 
@@ -238,6 +242,14 @@ SIGNALS: tuple[Signal, ...] = (
         "Token ids of the batch that the vocabulary does not have.",
         "train_batch_ids_out_of_range",
         reduce="sum",
+    ),
+    Signal(
+        "batch_token_share",
+        "1",
+        "Share of digits among the batch's tokens that are no padding, and of padding among all of them.",
+        "train_batch_token_share",
+        labels=("class",),
+        reduce="mean",
     ),
     Signal(
         "batch_hash",
