@@ -89,8 +89,6 @@ def default_probes(
     ]
 
 
-        OwnGradient(),
-        ReplicaHash(world_size),
 def assemble(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],

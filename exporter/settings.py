@@ -21,8 +21,6 @@ class Settings:
     ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
-    ``own_gradients``: whether a rank's gradient is looked at before it is reduced over the ranks.
-    ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
     """
@@ -40,7 +38,6 @@ class Settings:
     reader_seconds: float = 3.0
     protect_metrics: bool = False
 
-    total_steps: int | None = None
     token_classes: Any = None
     def __post_init__(self) -> None:
         for name in ("cadence", "max_series", "ring", "rotate_bytes"):
