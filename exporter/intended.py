@@ -8,9 +8,10 @@ torch.optim (adam.py, adamw.py, sgd.py), with the corrections in float64 as its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,10 +48,12 @@ def has_factors(group: Group, steps: Sequence[Any]) -> bool:
 
 def adam_factors(
     optimizer: torch.optim.Optimizer, group: Group, steps: Sequence[Any]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return, for each optimizer step count, (lr / bias correction 1, root of bias correction 2) as 0-dimensional tensors.
+) -> tuple[Tensor, list[Tensor], Tensor | float]:
+    """Return what turns :func:`adam_directions` into updates: (rates, epsilons, decay), the first two by optimizer step count.
 
-    The parameter's size after the update is what is there; the decay that led to it is undone in the first factor.
+    With c1 and c2 the bias corrections and k = lr * weight_decay, a rate (float64) is lr * sqrt(c2) / c1 / (1 - k), an epsilon
+    eps * sqrt(c2) and the decay k / (1 - k). A parameter's size after the update is what is there; the division by 1 - k
+    undoes the decay that led to it.
     """
     if all(isinstance(step, torch.Tensor) for step in steps):
         counts = torch.stack([local(step) for step in steps])
@@ -59,9 +62,10 @@ def adam_factors(
     if counts.device.type != "mps":
         counts = counts.to(torch.float64)
     beta1, beta2 = group["betas"]
-    first = (1 - beta1**counts) * (1 - _decay(optimizer, group))
-    second = 1 - beta2**counts
-    return list((group["lr"] / first).unbind()), list(second.sqrt().unbind())
+    decay = _decay(optimizer, group)
+    roots = (1 - beta2**counts).sqrt()
+    rates = group["lr"] * roots / ((1 - beta1**counts) * (1 - decay))
+    return rates, list((group["eps"] * roots).unbind()), decay / (1 - decay)
 
 
 def _decay(optimizer: torch.optim.Optimizer, group: Group) -> Any:
@@ -70,38 +74,26 @@ def _decay(optimizer: torch.optim.Optimizer, group: Group) -> Any:
     return group["lr"] * group["weight_decay"] if decoupled and group["weight_decay"] else 0.0
 
 
-def adam_update(
-    optimizer: torch.optim.Optimizer,
-    group: Group,
-    params: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    rates: list[Tensor],
-    roots: list[Tensor],
-) -> list[Tensor]:
-    """Return the size of Adam's update of each of ``params`` (blocks, as they are after it), up to its sign.
+def adam_directions(first: list[Tensor], second: list[Tensor], epsilons: list[Tensor]) -> list[Tensor]:
+    """Return m / (sqrt(v) + eps * sqrt(c2)) for blocks of the two moments: the update up to its rate, its decay and its sign.
 
     With u = lr / c1 * m / (sqrt(v) / sqrt(c2) + eps) and decay k = lr * weight_decay, the old parameter is
-    (p + u) / (1 - k) and the whole update u + k * old = (u + k * p) / (1 - k).
+    (p + u) / (1 - k) and the whole update u + k * old = (u + k * p) / (1 - k), which is rate * direction + decay * p. Its norm
+    follows from those of direction and parameter and from their product: no factor has to go through memory.
     """
-    divisors = torch._foreach_sqrt(full_precision(second))
-    _scale_each(torch.Tensor.div_, divisors, roots)
-    torch._foreach_add_(divisors, group["eps"])
-    updates = torch._foreach_div(full_precision(first), divisors)
-    _scale_each(torch.Tensor.mul_, updates, rates)
-    decay = _decay(optimizer, group)
-    if isinstance(decay, torch.Tensor) or decay != 0.0:
-        factor = decay / (1 - decay)
-        torch._foreach_add_(updates, torch._foreach_mul(full_precision(params), factor))
-    return list(updates)
+    directions = list(torch._foreach_sqrt(full_precision(second)))
+    for direction, moment, epsilon in zip(directions, full_precision(first), epsilons, strict=True):
+        direction.add_(epsilon)
+        torch.div(moment, direction, out=direction)
+    return directions
 
 
-def _scale_each(
-    operation: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], factors: list[Tensor]
-) -> None:
-    """Apply an in-place operation to each tensor with its 0-dimensional factor, which may be on the host without a copy."""
-    for tensor, factor in zip(tensors, factors, strict=True):
-        operation(tensor, factor)
+def adam_squares(
+    directions: np.ndarray, products: np.ndarray, weights: np.ndarray, rates: np.ndarray, decays: np.ndarray
+) -> np.ndarray:
+    """Return the squared norm of each update from those of direction and parameter and their inner product, parameter by parameter."""
+    squares: np.ndarray = rates**2 * directions + 2 * rates * decays * products + decays**2 * weights
+    return np.where(squares < 0, 0.0, squares)  # rounding; NaN stays NaN
 
 
 def sgd_update(

@@ -10,8 +10,10 @@ from torch import Tensor
 
 #: Elements that are worked on at once. On a CPU a block and what is made of it stay in the cache; on a device the bound
 #: keeps temporary memory under 64 MiB.
-HOST_BLOCK = 2**17
+HOST_BLOCK = 2**19
 DEVICE_BLOCK = 2**22
+#: On a CPU, blocks from this size on are worked on one by one: what is made of one is used while it is in the cache.
+HOST_ALONE = 2**14
 
 
 def accumulation(tensor: Tensor) -> torch.dtype:

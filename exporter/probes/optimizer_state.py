@@ -15,13 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwarden.exporter.intended import adam_factors, adam_update, has_factors, is_adam, is_known, is_sgd, sgd_update
-from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_BLOCK, blocks, foreach_norm
+from trainwarden.exporter.intended import (
+    adam_directions,
+    adam_factors,
+    adam_squares,
+    has_factors,
+    is_adam,
+    is_known,
+    is_sgd,
+    sgd_update,
+)
+from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_ALONE, HOST_BLOCK, blocks, foreach_norm, full_precision
 from trainwarden.exporter.probes.probe import Probe, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
 from trainwarden.record import Value
 from trainwarden.signals import MOMENTS
+
+#: Numbers of blocks and the parameters that the blocks are of, by device and what the numbers are.
+Found = dict[tuple[torch.device, str], tuple[list[int], list[Tensor]]]
 
 
 @dataclass(slots=True)
@@ -38,6 +50,12 @@ class _Chunk:
         self.indices.append(index)
         for name, tensor in parts.items():
             self.lists.setdefault(name, []).append(tensor)
+
+    def put(self, found: Found, name: str, numbers: list[Tensor]) -> None:
+        """Note a number of each block."""
+        indices, known = found.setdefault((self.device, name), ([], []))
+        indices.extend(self.indices)
+        known.extend(numbers)
 
 
 class OptimizerState(Probe):
@@ -56,7 +74,7 @@ class OptimizerState(Probe):
 
     def after(self, update: Update) -> None:
         """Go through parameters and state once."""
-        found: dict[tuple[torch.device, str], tuple[list[int], list[Tensor]]] = {}
+        found: Found = {}
         place = {id(parameter): at for at, parameter in enumerate(update.params)}
         for group in update.optimizer.param_groups:
             members = [(place[id(parameter)], parameter) for parameter in group["params"] if id(parameter) in place]
@@ -66,13 +84,17 @@ class OptimizerState(Probe):
                 if "exp_avg" in lists:
                     results["moment_norms.exp_avg"] = lists["exp_avg"]
                     results["moment_norms.exp_avg_sq"] = lists["exp_avg_sq"]
-                intended = _intended(update, group, lists)
-                if intended is not None:
-                    results["update_norms"] = intended
+                if "epsilon" in lists and "exp_avg" in lists:
+                    second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
+                    directions = adam_directions(lists["exp_avg"], second, lists["epsilon"])
+                    results["direction_norms"] = directions
+                    pairs = zip(directions, full_precision(lists["param"]), strict=True)
+                    chunk.put(found, "direction_products", [torch.dot(direction, param) for direction, param in pairs])
+                elif is_sgd(update.optimizer):
+                    buffers = lists.get("momentum_buffer") if group["momentum"] else None
+                    results["update_norms"] = sgd_update(group, lists["param"], lists.get("grad", []), buffers)
                 for name, tensors in results.items():
-                    indices, norms = found.setdefault((chunk.device, name), ([], []))
-                    indices.extend(chunk.indices)
-                    norms.extend(foreach_norm(tensors))
+                    chunk.put(found, name, foreach_norm(tensors))
         for (_, name), (indices, norms) in found.items():
             entry, _, moment = name.partition(".")
             update.sheet.add(entry, torch.stack(norms), (moment, np.array(indices, dtype=np.int64)))
@@ -92,7 +114,7 @@ class OptimizerState(Probe):
                 moments[moment] = dict(rms)
         if moments:
             found["moment_rms"] = moments
-        updates = self._rms(reading, "update_norms", "")
+        updates = self._updates(reading)
         if updates:
             self._last_groups = dict.fromkeys(updates, 0.0)
         if reading.skipped and reading.due and self._last_groups:
@@ -103,12 +125,44 @@ class OptimizerState(Probe):
             }
         return found
 
+    def _updates(self, reading: Reading) -> dict[str, float]:
+        """Return the root mean square of the intended update by group."""
+        indices, squares = [], []
+        for (_, which), values in reading.pieces("update_norms"):
+            indices.append(which)
+            squares.append(values**2)
+        rates, decays = self._by_parameter(reading, "adam_rates"), self._by_parameter(reading, "adam_decays")
+        for which, decay in reading.host.get("adam_decays", ()):
+            decays[which] = decay
+        directions = self._by_parameter(reading, "direction_norms", square=True)
+        if directions.any() or "direction_norms" in reading.values:
+            products = self._by_parameter(reading, "direction_products")
+            weights = self._by_parameter(reading, "weight_norms", square=True)
+            which = np.unique(np.concatenate([which for (_, which), _ in reading.pieces("direction_norms")]))
+            indices.append(which)
+            squares.append(
+                adam_squares(directions[which], products[which], weights[which], rates[which], decays[which])
+            )
+        if not indices:
+            return {}
+        return self._root_mean(np.concatenate(indices), np.concatenate(squares))
+
+    def _by_parameter(self, reading: Reading, entry: str, square: bool = False) -> np.ndarray:
+        """Sum an entry's numbers, or their squares, by parameter; 0 where there are none."""
+        found = np.zeros(len(self._watched))
+        for (_, which), values in reading.pieces(entry):
+            np.add.at(found, which, values**2 if square else values)
+        return found
+
     def _rms(self, reading: Reading, entry: str, moment: str) -> dict[str, float]:
         pieces = [(which, values) for (name, which), values in reading.pieces(entry) if name == moment]
         if not pieces:
             return {}
         indices = np.concatenate([which for which, _ in pieces])
-        sums = self._watched.group_sums(indices, np.concatenate([values for _, values in pieces]) ** 2)
+        return self._root_mean(indices, np.concatenate([values for _, values in pieces]) ** 2)
+
+    def _root_mean(self, indices: np.ndarray, squares: np.ndarray) -> dict[str, float]:
+        sums = self._watched.group_sums(indices, squares)
         sizes = self._watched.group_sizes(indices)
         return {group: math.sqrt(sums[group] / sizes[group]) if sums[group] >= 0 else math.nan for group in sums}
 
@@ -118,7 +172,15 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     states = [update.optimizer.state.get(parameter, {}) for _, parameter in members]
     adam = bool(states) and is_adam(update.optimizer) and all("exp_avg_sq" in state for state in states)
     adam = adam and has_factors(group, [state["step"] for state in states])
-    rates, roots = adam_factors(update.optimizer, group, [state["step"] for state in states]) if adam else ([], [])
+    epsilons: list[Tensor] = []
+    if adam:
+        rates, epsilons, decay = adam_factors(update.optimizer, group, [state["step"] for state in states])
+        which = np.array([update.indices[at] for at, _ in members], dtype=np.int64)
+        update.sheet.add("adam_rates", rates, ("", which))
+        if isinstance(decay, torch.Tensor):
+            update.sheet.add("adam_decays", decay.expand(len(which)), ("", which))
+        else:
+            update.sheet.host.setdefault("adam_decays", []).append((which, decay))
     names = _needed(update, group, adam)
     open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str]], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
@@ -134,9 +196,15 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
         for piece in range(len(cut["param"])):
             parts = {name: flat[piece] for name, flat in cut.items()}
             if adam:
-                parts["rate"], parts["root"] = rates[number], roots[number]
+                parts["epsilon"] = epsilons[number]
+            size = parts["param"].numel()
+            if device.type == "cpu" and size >= HOST_ALONE:
+                alone = _Chunk(device)
+                alone.add(update.indices[at], size, parts)
+                yield alone
+                continue
             chunk = open_chunks.setdefault(key, _Chunk(device))
-            chunk.add(update.indices[at], parts["param"].numel(), parts)
+            chunk.add(update.indices[at], size, parts)
             if chunk.size >= limit:
                 yield open_chunks.pop(key)
     yield from open_chunks.values()
@@ -148,15 +216,3 @@ def _needed(update: Update, group: dict[str, Any], adam: bool) -> tuple[str, ...
         momentum = ("momentum_buffer",) if group["momentum"] else ()
         return momentum if momentum and not group["nesterov"] else ("grad", *momentum)
     return (*MOMENTS, "max_exp_avg_sq") if adam and group["amsgrad"] else MOMENTS
-
-
-def _intended(update: Update, group: dict[str, Any], lists: dict[str, list[Tensor]]) -> list[Tensor] | None:
-    if is_adam(update.optimizer) and "rate" in lists and "exp_avg" in lists:
-        second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
-        return adam_update(
-            update.optimizer, group, lists["param"], lists["exp_avg"], second, lists["rate"], lists["root"]
-        )
-    if is_sgd(update.optimizer):
-        buffers = lists.get("momentum_buffer") if group["momentum"] else None
-        return sgd_update(group, lists["param"], lists.get("grad", []), buffers)
-    return None
