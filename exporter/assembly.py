@@ -22,6 +22,7 @@ from .http import Application
 from .identity import Identity, establish
 from .notices import Notices
 from .observer import Observer
+from .preflight import Preflight, facts
 from .probes.clip import Clip
 from .probes.fingerprint import Fingerprint
 from .probes.grad_norm import GradNorm
@@ -120,7 +121,11 @@ def assemble(
         settings.rotate_bytes,
     )
     page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS)
-    recorder = Recorder(probes, cadence, ring, journal, page, notices)
+    preflight = None
+    if identity.rank == 0:  # what is set is set for all
+        known = facts(model, optimizers, watched, settings.total_steps)
+        preflight = Preflight(known, lambda: observer.precisions)
+    recorder = Recorder(probes, cadence, ring, journal, page, notices, preflight)
     drain = Drain(recorder, notices)
     page.own = lambda: {
         "train_exporter_observe_seconds_total": observer.seconds,

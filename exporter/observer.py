@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .cadence import Cadence
-from .hooks import clipping, scaler
+from .hooks import autocast, clipping, scaler
 from .measure import norms
 from .notices import Notices
 from .probes.learning_rate import rates
@@ -49,6 +49,8 @@ class Observer:
         #: Seconds spent in here, and whether any clipping was seen.
         self.seconds = 0.0
         self.clips = False
+        #: Types that an autocast was entered with.
+        self.precisions: set[str] = set()
         self.sheet = Sheet(due=cadence.due(1))
 
     def attach(self) -> None:
@@ -64,6 +66,7 @@ class Observer:
             scaler.listen(self)
         except Exception as error:
             self._notices.fault("GradScaler", error)
+        autocast.listen(self)
 
     def detach(self) -> None:
         """Stop to listen; torch is as it was."""
@@ -73,6 +76,7 @@ class Observer:
         self._handles.clear()
         clipping.forget(self)
         scaler.forget(self)
+        autocast.forget(self)
 
     def begin(self, step: int) -> None:
         """Open the sheet of ``step``."""
@@ -210,6 +214,11 @@ class Observer:
     def clipping_values(self, parameters: list[Tensor]) -> None:
         """Elements of gradients are about to be clamped."""
         self._guarded(self._clipping, parameters, None, None)
+
+    def autocast(self, dtype: str) -> None:
+        """An autocast was entered."""
+        if self.active:
+            self.precisions.add(dtype)
 
     def unscaling(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         """Norms that were taken before this were of scaled gradients."""

@@ -14,7 +14,8 @@ import msgspec
 from trainwarden.record import Event, Step, Value, encode_line
 
 from .cadence import Cadence
-from .notices import Notices
+from .notices import Notices, log
+from .preflight import Finding, Preflight, as_event
 from .probes.probe import Probe
 from .series import Page
 from .sheet import Reading
@@ -33,6 +34,7 @@ class Recorder:
         journal: Journal | None,
         page: Page,
         notices: Notices,
+        preflight: Preflight | None = None,
     ) -> None:
         self._probes = list(probes)
         self._cadence = cadence
@@ -40,6 +42,7 @@ class Recorder:
         self._journal = journal
         self._page = page
         self._notices = notices
+        self._preflight = preflight
         self._seq = 0
         self._samples = 0.0
         self._tokens = 0.0
@@ -63,6 +66,10 @@ class Recorder:
             self.start_line = line
         self._write(line)
         self._page.event(event)
+        if self._preflight is not None:
+            if event.kind == "start":
+                self._tell(self._preflight.begin, event, event.time)
+            self._preflight.event(event)
 
     def step(self, reading: Reading, time: float, phase: str) -> Step:
         """Record a step and return its record."""
@@ -91,7 +98,18 @@ class Recorder:
         self._write(encode_line(step))
         self._page.step(step)
         self._cadence.look(step)
+        if self._preflight is not None:
+            self._tell(self._preflight.record, step, time)
         return step
+
+    def _tell(self, look: Callable[[Any], list[Finding]], what: Any, time: float) -> None:
+        """Say what is wrong with the settings, in the log and as events."""
+        try:
+            for finding in look(what):
+                log.warning("trainwarden: preflight: %s", finding.says)
+                self.event(as_event(finding, time))
+        except Exception as error:
+            self._notices.fault("preflight", error)
 
     def _write(self, line: bytes) -> None:
         self._seq += 1

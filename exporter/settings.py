@@ -21,6 +21,7 @@ class Settings:
     ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
+    ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
     """
@@ -37,6 +38,7 @@ class Settings:
     rotate_bytes: int = 64 * 2**20
     reader_seconds: float = 3.0
     protect_metrics: bool = False
+    total_steps: int | None = None
 
     token_classes: Any = None
     def __post_init__(self) -> None:
@@ -46,6 +48,12 @@ class Settings:
                 raise TypeError(f"{name}: {value!r} is not a whole number")
             if value < 1:
                 raise ValueError(f"{name}: {value} is not positive")
+        if self.total_steps is not None and (
+            isinstance(self.total_steps, bool) or not isinstance(self.total_steps, int)
+        ):
+            raise TypeError(
+                f"total_steps: {self.total_steps!r} is not a whole number; leave it out where it is not known"
+            )
         if self.port is not None and (isinstance(self.port, bool) or not isinstance(self.port, int)):
             raise TypeError(f"port: {self.port!r} is not a whole number; leave it out for {BASE_PORT} + local rank")
         if not isinstance(self.host, str):

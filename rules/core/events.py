@@ -16,7 +16,7 @@ from trainwarden.record import Event
 #: Kinds that are remembered at most, steps of each, and beginnings of incidents.
 KINDS, STEPS, BEGINNINGS = 16, 256, 64
 #: What is a start's own and no occasion within it.
-APART = ("start", "exit", "resume")
+APART = ("start", "exit", "resume", "preflight")
 #: Fields of an event that adds to an earlier one.
 LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", True))
 #: What a phase must be to count as an occasion.

@@ -22,7 +22,7 @@ from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, 
 from .judging import judge, say_restored
 from .language import Evaluator
 from .lineage import LONGEST, announced, configured, describe, follows, resumed_within, take_over
-from .preflight import described
+from .preflight import described, told
 from .resumed import ANNOUNCING
 from .rows import row
 from .seeing import AlertEngine, AlertSource
@@ -206,6 +206,8 @@ def _happened(turn: Turn, value: Happened) -> None:
             turn.notice(alive.start, "resume", event.step, f"The start goes on from a checkpoint of step {event.step}.")
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
+    elif event.kind == "preflight":
+        told(turn, alive, event)
     elif event.kind == "exit" and value.rank == min(alive.line.cursors):
         judge(turn, run, alive, flush(alive.line))
         say_restored(turn, alive, over=True)

@@ -124,7 +124,7 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("moment", "group"),
         per="cadence",
     ),
-    Signal("optimizer_step", "steps", "The optimizer's own step counter.", "train_optimizer_step", per="cadence"),
+    Signal("optimizer_step", "steps", "The optimizer's own step counter.", "train_optimizer_step"),
     Signal("beta2", "1", "Decay rate of the optimizer's second moment.", "train_beta2"),
     Signal(
         "lr",
