@@ -58,10 +58,10 @@ class Settings:
             raise TypeError(f"port: {self.port!r} is not a whole number; leave it out for {BASE_PORT} + local rank")
         if not isinstance(self.host, str):
             raise TypeError(f"host: {self.host!r} is not a string")
+        if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
+            object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
 
 
 def disabled() -> bool:
-        if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
-            object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
     """Say whether ``TRAINWARDEN_DISABLE`` turns the exporter off."""
     return os.environ.get("TRAINWARDEN_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
