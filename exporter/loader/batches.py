@@ -151,25 +151,33 @@ class Batches:
         return kept
 
     def _batch(self, epoch: int, positions: Indices, end: int) -> Batch:
-        rows = self._order.rows(epoch, positions)
-        replaced: Mask | None = None
-        if self._replaced_rows:
-            replaced = self._replaced_rows.holds(rows)
-        skipped = self._replaced.get(epoch)
-        if skipped:
-            here = skipped.holds(positions)
-            replaced = here if replaced is None else replaced | here
-        substituted = 0 if replaced is None else int(np.count_nonzero(replaced))
-        shard_of = None if self._shards is None else self._shards.of(rows)
-        if replaced is not None and substituted:
-            from_shard = np.full(substituted, -1) if shard_of is None else shard_of[replaced]
-            rows = rows.copy()
-            rows[replaced] = self._reserve.stand_ins(epoch, positions[replaced], from_shard)
+        rows, meant, replaced = self.rows(epoch, positions)
+        shard_of = None if self._shards is None else self._shards.of(meant)
         spans: list[ShardSpan] = []
         if shard_of is not None:
             drawn = slice(None) if replaced is None else ~replaced
             spans = self._spans(epoch, positions[drawn], shard_of[drawn])
+        substituted = 0 if replaced is None else int(np.count_nonzero(replaced))
         return Batch(rows.tolist(), end, algebra.of_positions(positions), spans, substituted)
+
+    def rows(self, epoch: int, positions: Indices) -> tuple[Indices, Indices, Mask | None]:
+        """Return the row read at each position, the row that the order has there, and where they differ (None: nowhere)."""
+        meant = self._order.rows(epoch, positions)
+        replaced: Mask | None = None
+        if self._replaced_rows:
+            replaced = self._replaced_rows.holds(meant)
+        skipped = self._replaced.get(epoch)
+        if skipped:
+            here = skipped.holds(positions)
+            replaced = here if replaced is None else replaced | here
+        if replaced is None or not replaced.any():
+            return meant, meant, None
+        from_shard = np.full(int(np.count_nonzero(replaced)), -1)
+        if self._shards is not None:
+            from_shard = self._shards.of(meant[replaced])
+        rows = meant.copy()
+        rows[replaced] = self._reserve.stand_ins(epoch, positions[replaced], from_shard)
+        return rows, meant, replaced
 
     def _spans(self, epoch: int, positions: Indices, shard_of: Indices) -> list[ShardSpan]:
         assert self._shards is not None

@@ -28,6 +28,7 @@ from .batches import Batch, Batches, Share
 from .consumed import Consumed, Tally
 from .order import OrderFunction, make_order
 from .permutation import key
+from .rebuilt import told_of
 from .shards import Shards
 from .skips import Refusals, Skips, excluded_rows
 from .watched import STATE_KEY, STATE_VERSION, LoaderStateError, read_state
@@ -147,6 +148,7 @@ class MapStyleLoader:
             "reserve": len(held_back),
             "shards": _digest(shards) if order.name == "blocks" else None,
         }
+        self.told = told_of(blueprint.order, seed=seed, reserve=reserve, share=share, shards=shards, skips=skips)
         self._seed = seed
         self._epoch = 0
         self._position = 0
