@@ -16,6 +16,7 @@ from trainwarden.runfolder import RunFolder, RunFolderError
 from trainwarden.signals import WINDOW_SECONDS
 
 from .cadence import Cadence
+from .combining import begin, layout_of
 from .description import describe
 from .drain import Drain
 from .http import Application
@@ -42,6 +43,7 @@ from .reports import Reports
 from .series import Page
 from .serving import Serving
 from .settings import Settings
+from .side import SideGroup
 from .sinks.journal import Journal
 from .sinks.ring import Ring
 from .staging import Staging
@@ -63,6 +65,7 @@ class Parts:
     serving: Serving
     reports: Reports
     fields: dict[str, Any]
+    side: SideGroup | None = None
 
 
 def default_probes(
@@ -76,7 +79,7 @@ def default_probes(
     return [
         Loss(world_size),
         GradNorm(watched),
-        Clip(),
+        Clip(watched),
         LearningRate(optimizers),
         LossScale(),
         Nonfinite(),
@@ -126,7 +129,9 @@ def assemble(
         known = facts(model, optimizers, watched, settings.total_steps)
         preflight = Preflight(known, lambda: observer.precisions)
     recorder = Recorder(probes, cadence, ring, journal, page, notices, preflight)
-    drain = Drain(recorder, notices)
+    layout = layout_of(probes)
+    side = begin(identity, watched, layout, settings, notices)
+    drain = Drain(recorder, notices, side, layout)
     page.own = lambda: {
         "train_exporter_observe_seconds_total": observer.seconds,
         "train_exporter_dropped_steps_total": float(drain.dropped + journal.lost),
@@ -156,7 +161,7 @@ def assemble(
     drain.start()
     observer.attach()
     reports = Reports(drain, staging, watched, notices)
-    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields)
+    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
 
 
 def _token(folder: RunFolder, notices: Notices) -> str | None:

@@ -19,9 +19,12 @@ import numpy as np
 
 from trainwarden.record import Event
 
+from .across import Layout
+from .held import HOLD_SECONDS, Held
 from .notices import Notices
 from .recorder import Recorder
 from .sheet import Reading
+from .side import SideGroup
 from .staging import Staged
 
 #: Shortest and longest time between two looks for new items; in between, an eighth of the time from item to item.
@@ -30,6 +33,8 @@ POLL_SECONDS = (0.005, 0.05)
 WORD_SECONDS = 0.002
 #: Longest time that a record waits for those behind it before it goes to the disk.
 FLUSH_SECONDS = 0.05
+#: What is left of the time for closing to write the last lines.
+LAST_SECONDS = 0.5
 #: Closed steps that may wait for the drain thread; beyond, steps are dropped and counted.
 PENDING = 2048
 
@@ -73,8 +78,12 @@ Item = ClosedStep | Fetch | Happened | Call
 class Drain(threading.Thread):
     """One per exporter. ``submit`` is safe from any thread and from a signal handler."""
 
-    def __init__(self, recorder: Recorder, notices: Notices) -> None:
+    def __init__(
+        self, recorder: Recorder, notices: Notices, side: SideGroup | None = None, layout: Layout | None = None
+    ) -> None:
         super().__init__(name="trainwarden-drain", daemon=True)
+        self._side, self._layout = side, layout
+        self._held = Held(side)
         self._queue: deque[Item] = deque()
         self._finish = threading.Event()
         self._recorder = recorder
@@ -87,7 +96,7 @@ class Drain(threading.Thread):
     @property
     def lag(self) -> int:
         """Items that wait."""
-        return len(self._queue)
+        return len(self._queue) + len(self._held)
 
     def submit(self, item: Item) -> None:
         """Queue an item; a step is dropped where too many wait already. Never blocks."""
@@ -113,6 +122,7 @@ class Drain(threading.Thread):
                     pause, worked = min(max((now - worked) / 8, POLL_SECONDS[0]), POLL_SECONDS[1]), now
                 self._work()
             self._work()
+            self._guarded(self._wait_for_ranks)
             self._guarded(self._recorder.close)
         finally:
             self._done.set()
@@ -126,7 +136,24 @@ class Drain(threading.Thread):
                 self._guarded(self._recorder.flush)
                 flushed = time.monotonic()
             time.sleep(0)  # let the training thread have the interpreter
+        self._record_held()
         self._guarded(self._recorder.flush)
+
+    def _record_held(self, until: float | None = None) -> None:
+        """Record what has waited for the other ranks for long enough."""
+        while (record := self._held.next(until)) is not None:
+            self._guarded(record)
+            time.sleep(0)
+
+    def _wait_for_ranks(self) -> None:
+        """At the end: have the last steps combined, a bounded time long."""
+        if self._side is not None:
+            self._side.hurry()
+        now = time.monotonic()
+        until = now + HOLD_SECONDS if self._deadline is None else min(now + HOLD_SECONDS, self._deadline - LAST_SECONDS)
+        while self._held:
+            self._record_held(until)
+            time.sleep(WORD_SECONDS)
 
     def _guarded(self, function: Any, *arguments: Any) -> None:
         try:
@@ -136,11 +163,11 @@ class Drain(threading.Thread):
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, Call):
-            item.function()
+            self._held.put(lambda joined: item.function())
             return
         if isinstance(item, Happened):
             item.event.fields.update(item.late or {})
-            self._recorder.event(item.event)
+            self._held.put(lambda joined: self._recorder.event(item.event))
             return
         arrived = self._arrived(item.staged)
         if isinstance(item, Fetch):
@@ -153,7 +180,12 @@ class Drain(threading.Thread):
             reading.values, reading.complete = item.staged.read()
         else:
             reading.complete = False
-        self._recorder.step(reading, item.time, item.phase)
+        seen = self._recorder.read(reading)
+        if self._side is not None and self._layout is not None:
+            self._side.offer(reading.step, self._layout.own(seen.signals, seen.shares))
+        self._held.put(
+            lambda joined: self._recorder.step(reading, item.time, item.phase, seen, joined), step=reading.step
+        )
 
     def _arrived(self, staged: Staged | None) -> bool:
         """Wait until the values are there; give up at the deadline of :meth:`finish`."""

@@ -406,6 +406,8 @@ class Exporter:
             parts.observer.detach()
             if not parts.drain.finish(DRAIN_SECONDS):
                 self._notices.say("drain", "closed before everything was recorded")
+            if parts.side is not None:
+                parts.side.leave()
             parts.serving.stop(self._settings.reader_seconds)
             if self._ending is not None:
                 self._ending.forget()

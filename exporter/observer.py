@@ -20,7 +20,7 @@ from .notices import Notices
 from .probes.learning_rate import rates
 from .probes.probe import Closing, Probe, Update
 from .sheet import Capture, Sheet
-from .watched import Watched, is_sharded, local
+from .watched import Watched, local
 
 
 class Observer:
@@ -158,6 +158,7 @@ class Observer:
             grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
         )
         self._open[id(optimizer)] = update
+        self.sheet.host["updates"] = self.sheet.host.get("updates", 0) + 1
         self._show("before", update, due=self.sheet.due)
 
     def _close_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -187,8 +188,8 @@ class Observer:
             dense = [(index, grad) for index, grad in dense if grad.layout is torch.strided and grad.numel()]
             pieces = list(norms([grad for _, grad in dense], [index for index, _ in dense]))
         captures = [capture for capture in self.sheet.captures if not capture.indices & covers]
-        sharded = any(is_sharded(gradient) for gradient in gradients)
-        self.sheet.captures = [*captures, Capture(covers, pieces, total, sharded=sharded)]
+        told = self._watched.told(indices, gradients)
+        self.sheet.captures = [*captures, Capture(covers, pieces, total, told=told)]
 
     def clipping(self, parameters: list[Tensor], max_norm: Any, total: Tensor) -> None:
         """Gradients are about to be clipped."""
@@ -259,7 +260,7 @@ class Observer:
             return
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         for found in state.get("found_inf_per_device", {}).values():
-            self.sheet.add("found_inf", found.clone())
+            self.sheet.add("found_inf", local(found).clone())
 
 
 def _closure(args: Any, kwargs: Any) -> Callable[..., Any] | None:

@@ -6,6 +6,7 @@ Runs on the drain thread alone. What fails here costs a signal or a sink, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,23 @@ import msgspec
 
 from trainwarden.record import Event, Step, Value, encode_line
 
+from .across import Joined
 from .cadence import Cadence
 from .notices import Notices, log
 from .preflight import Finding, Preflight, as_event
-from .probes.probe import Probe
+from .probes.probe import Probe, Shares
 from .series import Page
 from .sheet import Reading
 from .sinks.journal import Journal, totals_at
 from .sinks.ring import Ring
+
+
+@dataclass(slots=True)
+class Seen:
+    """What this rank saw of a step: its signals, and its shares of sums over all ranks by probe, name and group."""
+
+    signals: dict[str, Value] = field(default_factory=dict)
+    shares: dict[str, Shares] = field(default_factory=dict)
 
 
 class Recorder:
@@ -71,21 +81,33 @@ class Recorder:
                 self._tell(self._preflight.begin, event, event.time)
             self._preflight.event(event)
 
-    def step(self, reading: Reading, time: float, phase: str) -> Step:
-        """Record a step and return its record."""
-        signals: dict[str, Value] = {}
-        host = reading.host
+    def read(self, reading: Reading) -> Seen:
+        """Let each probe say what it saw in an arrived step. Steps come in order."""
+        seen = Seen()
+        signals, host = seen.signals, reading.host
         self._samples += host.get("samples", 0)
         self._tokens += host.get("tokens", 0)
         for probe in list(self._probes):
             try:
                 signals.update(probe.signals(reading))
+                shares = probe.shares(reading) if probe.summed else None
+                if shares is not None:
+                    seen.shares[probe.name] = shares
             except Exception as error:
                 self._notices.fault(f"probe {probe.name}", error)
         if "samples" in host:
             signals["samples_seen"] = self._samples
         if "tokens" in host:
             signals["tokens"] = self._tokens
+        return seen
+
+    def step(
+        self, reading: Reading, time: float, phase: str, seen: Seen | None = None, joined: Joined | None = None
+    ) -> Step:
+        """Record a step and return its record. ``seen`` is what :meth:`read` gave, ``joined`` the numbers over all ranks."""
+        signals, host = (self.read(reading) if seen is None else seen).signals, reading.host
+        if joined is not None:
+            self._join(reading, signals, joined)
         step = Step(
             seq=self._seq + 1,
             step=reading.step,
@@ -93,6 +115,7 @@ class Recorder:
             signals=signals,
             samples=host.get("ranges", []),
             shards=host.get("shards", []),
+            ranks={} if joined is None else joined.ranks,
             phase=phase,
         )
         self._write(encode_line(step))
@@ -101,6 +124,20 @@ class Recorder:
         if self._preflight is not None:
             self._tell(self._preflight.record, step, time)
         return step
+
+    def _join(self, reading: Reading, signals: dict[str, Value], joined: Joined) -> None:
+        """Put the mean loss in the place of the rank's own, and beside it what is a sum over the elements of all ranks."""
+        loss = joined.ranks.get("loss")
+        if loss is not None:
+            signals["loss"] = loss.sum / loss.n
+        for probe in self._probes:
+            totals = joined.totals.get(probe.name)
+            if totals is None:
+                continue
+            try:
+                signals.update(probe.joined(reading, totals))
+            except Exception as error:
+                self._notices.fault(f"probe {probe.name}", error)
 
     def _tell(self, look: Callable[[Any], list[Finding]], what: Any, time: float) -> None:
         """Say what is wrong with the settings, in the log and as events."""

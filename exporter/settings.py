@@ -22,7 +22,8 @@ class Settings:
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
     ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them.
-    ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``token_classes`` says which token ids are digits
+    ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
+    the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
     """
 
@@ -38,9 +39,11 @@ class Settings:
     rotate_bytes: int = 64 * 2**20
     reader_seconds: float = 3.0
     protect_metrics: bool = False
+    side_group: bool = True
+    side_timeout: float = 10.0
     total_steps: int | None = None
-
     token_classes: Any = None
+
     def __post_init__(self) -> None:
         for name in ("cadence", "max_series", "ring", "rotate_bytes"):
             value = getattr(self, name)
@@ -48,6 +51,8 @@ class Settings:
                 raise TypeError(f"{name}: {value!r} is not a whole number")
             if value < 1:
                 raise ValueError(f"{name}: {value} is not positive")
+        if not self.side_timeout > 0:
+            raise ValueError(f"side_timeout: {self.side_timeout!r} is not a positive number of seconds")
         if self.total_steps is not None and (
             isinstance(self.total_steps, bool) or not isinstance(self.total_steps, int)
         ):

@@ -23,7 +23,8 @@ class Capture:
 
     ``indices`` are the watched parameters it covers, ``pieces`` their norms as :func:`exporter.measure.norms` gives
     them. ``total`` is the trainer's own norm and ``max_norm`` the threshold, once it clipped. ``scale`` is the
-    loss scale that the gradients still carried at the time, None where they were unscaled.
+    loss scale that the gradients still carried at the time, None where they were unscaled. ``told``: they are spread over
+    the ranks as their parameters are.
     """
 
     indices: frozenset[int]
@@ -32,7 +33,7 @@ class Capture:
     max_norm: float | Tensor | None = None
     clipped: bool = False
     scale: Tensor | None = None
-    sharded: bool = False
+    told: bool = True
 
 
 @dataclass(slots=True)
@@ -71,6 +72,11 @@ class Reading:
         """Whether a GradScaler skipped the update; None where there is none, or it did not say."""
         found = self.values.get("found_inf")
         return None if found is None else any(bool(array[0] > 0) for _, array in found)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the costly probes looked at an update of this step and their values are there."""
+        return self.due and self.complete and self.host.get("updates") is not None
 
     def pieces(self, name: str) -> Iterator[tuple[Any, np.ndarray]]:
         """Yield each entry put down under ``name`` with what was said along with it."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainwarden.signals import GROUPS
 
+from .copies import mesh_size, opaque, parts, signature
 from .groups import group_of
 from .measure import DEVICE_BLOCK
 
@@ -38,8 +39,13 @@ class Watched:
         self.names: list[str] = []
         self._groups: list[int] = []
         self._sizes: list[int] = []
+        self._parts: list[float] = []
         self._arrays: tuple[np.ndarray, np.ndarray] | None = None
         self.vocabulary: int | None = None
+        #: Why it cannot be told which rank holds what of the parameters, None where their placements tell.
+        self.untold: str | None = opaque(model)
+        #: Whether a rank holds a part of what is trained: what it measures alone is not global.
+        self.split = self.untold is not None
         for path, module in model.named_modules():
             if isinstance(module, nn.Embedding):  # positions have one too, and it is the smaller one
                 self.vocabulary = max(self.vocabulary or 0, module.num_embeddings)
@@ -59,6 +65,8 @@ class Watched:
         self.names.append(name)
         self._groups.append(GROUPS.index(group_of(name, owner)))
         self._sizes.append(local(parameter).numel())
+        self._parts.append(parts(parameter))
+        self.split = self.split or is_sharded(parameter)
         self._arrays = None
         return index
 
@@ -96,6 +104,35 @@ class Watched:
         """Count the elements of the parameters ``indices`` by group, as :meth:`group_sums`. Each parameter counts once."""
         unique = np.unique(indices)
         return self.group_sums(unique, self._table()[1][unique])
+
+    def group_shares(self, indices: np.ndarray, values: np.ndarray) -> dict[str, float]:
+        """Sum ``values`` of the parameters ``indices`` by group, each as often as its parameter is split into parts."""
+        return self.group_sums(indices, values * np.array(self._parts, dtype=np.float64)[indices])
+
+    @property
+    def summable(self) -> bool:
+        """Whether ranks hold parts, and their shares of a sum over all of them can be told."""
+        return self.split and self.untold is None
+
+    def told(self, indices: Sequence[int], gradients: Sequence[Tensor | None]) -> bool:
+        """Say whether gradients are spread over the ranks as their parameters are: not where one is still a partial sum."""
+        return not self.split or all(
+            getattr(gradient, "placements", None) == getattr(self.params[index], "placements", None)
+            for index, gradient in zip(indices, gradients, strict=True)
+        )
+
+    def signature(self) -> str:
+        """Return the same text on all ranks that train the same parameters."""
+        return signature(self.names, self.params)
+
+    def meet(self, alike: int, all_alike: bool) -> None:
+        """Take over that ``alike`` ranks train the same parameters as this one, and whether all do."""
+        self.split = self.split or not all_alike
+        sizes = {size for size in map(mesh_size, self.params) if size is not None}
+        if self.untold is None and sizes - {alike}:
+            self.untold = (
+                f"parameters are split over {sorted(sizes)} ranks, and {alike} ranks have parameters of these names"
+            )
 
     def gradients(self, parameters: Iterable[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Return index and local gradient of each parameter that has a dense, non-empty one."""

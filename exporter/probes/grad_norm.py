@@ -12,16 +12,18 @@ import math
 import numpy as np
 
 from trainwarden.exporter.measure import norms
-from trainwarden.exporter.probes.probe import Closing, Probe, Update
+from trainwarden.exporter.probes.probe import Closing, Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
-from trainwarden.exporter.watched import Watched, is_sharded
+from trainwarden.exporter.watched import Watched
 from trainwarden.record import Value
+from trainwarden.signals import GROUPS
 
 
 class GradNorm(Probe):
-    """Signal ``grad_norm`` by group; under sharding ``rank_grad_norm``, of this rank's shard alone."""
+    """Signal ``grad_norm`` by group; where ranks hold parts, ``rank_grad_norm`` of this rank's, and the whole from all ranks'."""
 
     name = "grad_norm"
+    summed = ("grad_square", "grad_parts")
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -32,14 +34,14 @@ class GradNorm(Probe):
         rest = [at for at, index in enumerate(update.indices) if index not in covered]
         if not rest:
             return
-        sharded = any(is_sharded(update.params[at]) for at in rest)
         indices = [update.indices[at] for at in rest]
+        told = self._watched.told(indices, [update.params[at].grad for at in rest])
         for which, values in norms([update.gradients[at] for at in rest], indices):
             key = None
             if update.grad_scale is not None:
                 key = f"grad_scale.{len(update.sheet.tensors)}"
                 update.sheet.add(key, update.grad_scale)
-            update.sheet.add("grad_norms", values, (which, key, sharded))
+            update.sheet.add("grad_norms", values, (which, key, told))
 
     def close(self, closing: Closing) -> None:
         """Put down the norms that were taken inside the trainer's clipping."""
@@ -49,23 +51,49 @@ class GradNorm(Probe):
                 key = f"grad_scale.{len(closing.sheet.tensors)}"
                 closing.sheet.add(key, capture.scale)
             for which, values in capture.pieces:
-                closing.sheet.add("grad_norms", values, (which, key, capture.sharded))
+                closing.sheet.add("grad_norms", values, (which, key, capture.told))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the norms, unless the step was skipped."""
-        if reading.skipped:
+        indices, squares, _ = self._squares(reading)
+        if reading.skipped or not len(indices):
             return {}
-        indices, squares, sharded = [], [], False
-        for (which, key, shard), values in reading.pieces("grad_norms"):
+        sums = self._watched.group_sums(indices, squares)
+        by_group = {group: root(total) for group, total in sums.items()}
+        return {"rank_grad_norm": by_group["all"]} if self._watched.split else {"grad_norm": dict(by_group)}
+
+    def shares(self, reading: Reading) -> Shares | None:
+        """Return this rank's squares, and that it has some. A gradient that is spread otherwise than its parameter tells nothing."""
+        if not self._watched.summable or not reading.complete or reading.host.get("updates") is None:
+            return None
+        indices, squares, told = self._squares(reading)
+        if reading.skipped or not told:
+            return None
+        return {
+            "grad_square": self._watched.group_shares(indices, squares),
+            "grad_parts": self._watched.group_sums(indices, np.ones(len(indices))),
+        }
+
+    def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
+        """Return the norms of the whole gradient."""
+        found = {group: root(totals[f"grad_square.{group}"]) for group in GROUPS if totals[f"grad_parts.{group}"] > 0}
+        return {"grad_norm": dict(found)} if found else {}
+
+    def _squares(self, reading: Reading) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return parameters, the squares of their norms without any loss scale, and whether the shares can be told from them."""
+        indices, squares, all_told = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], True
+        for (which, key, told), values in reading.pieces("grad_norms"):
             scale = 1.0 if key is None else reading.number(key)
             if not scale:
+                all_told = False
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
                 squares.append((values / scale) ** 2)
             indices.append(which)
-            sharded = sharded or shard
-        if not indices:
-            return {}
-        sums = self._watched.group_sums(np.concatenate(indices), np.concatenate(squares))
-        by_group = {group: math.sqrt(total) if total >= 0 else math.nan for group, total in sums.items()}
-        return {"rank_grad_norm": by_group["all"]} if sharded else {"grad_norm": dict(by_group)}
+            all_told = all_told and told
+        return np.concatenate(indices), np.concatenate(squares), all_told
+
+
+def root(square: float) -> float:
+    """Return the root of a sum of squares; NaN stays NaN."""
+    return math.sqrt(square) if square >= 0 else math.nan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trainwarden.exporter.probes.probe import Probe, Update
+from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched
 from trainwarden.record import Value
+from trainwarden.signals import GROUPS
 
 
 class GradZero(Probe):
@@ -16,6 +17,7 @@ class GradZero(Probe):
 
     name = "grad_zero"
     costly = True
+    summed = ("grad_nonzero", "grad_elements")
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -33,9 +35,33 @@ class GradZero(Probe):
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the shares, unless the step was skipped."""
         pieces = list(reading.pieces("grad_nonzero"))
-        if not pieces or reading.skipped:
+        if not pieces or reading.skipped or self._watched.split:
             return {}
-        indices = np.concatenate([which for which, _ in pieces])
-        nonzero = self._watched.group_sums(indices, np.concatenate([values for _, values in pieces]))
-        sizes = self._watched.group_sizes(indices)
+        indices, counts = _together(pieces)
+        nonzero, sizes = self._watched.group_sums(indices, counts), self._watched.group_sizes(indices)
         return {"grad_zero_ratio": {group: 1.0 - nonzero[group] / sizes[group] for group in nonzero}}
+
+    def shares(self, reading: Reading) -> Shares | None:
+        """Return how many elements of this rank's are not zero, of how many."""
+        if not (self._watched.summable and reading.measured) or reading.skipped:
+            return None
+        indices, counts = _together(list(reading.pieces("grad_nonzero")))
+        return {
+            "grad_nonzero": self._watched.group_shares(indices, counts),
+            "grad_elements": self._watched.group_shares(indices, self._watched.sizes_of(indices)),
+        }
+
+    def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
+        """Return the shares of zeros among all elements."""
+        found: dict[str, Value] = {}
+        for group in GROUPS:
+            elements = totals[f"grad_elements.{group}"]
+            if elements > 0:
+                found[group] = max(0.0, 1.0 - totals[f"grad_nonzero.{group}"] / elements)
+        return {"grad_zero_ratio": found} if found else {}
+
+
+def _together(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if not pieces:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    return np.concatenate([which for which, _ in pieces]), np.concatenate([values for _, values in pieces])

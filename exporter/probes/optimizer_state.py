@@ -26,11 +26,11 @@ from trainwarden.exporter.intended import (
     sgd_update,
 )
 from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_ALONE, HOST_BLOCK, blocks, foreach_norm, full_precision
-from trainwarden.exporter.probes.probe import Probe, Update
+from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
 from trainwarden.record import Value
-from trainwarden.signals import MOMENTS
+from trainwarden.signals import GROUPS, MOMENTS
 
 #: Numbers of blocks and the parameters that the blocks are of, by device and what the numbers are.
 Found = dict[tuple[torch.device, str], tuple[list[int], list[Tensor]]]
@@ -67,6 +67,13 @@ class OptimizerState(Probe):
 
     name = "optimizer_state"
     costly = True
+    summed = (
+        "weight_square",
+        "weight_elements",
+        *(f"{moment}_{what}" for moment in MOMENTS for what in ("square", "elements")),
+        "update_square",
+        "update_elements",
+    )
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -103,18 +110,42 @@ class OptimizerState(Probe):
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the root mean squares and the ratio."""
+        if self._watched.split:
+            return {}
+        means = {name: self._root_mean(*squares) for name, squares in self._squares(reading).items()}
+        return self._signals(reading, means)
+
+    def shares(self, reading: Reading) -> Shares | None:
+        """Return this rank's squares, of how many elements each."""
+        if not (self._watched.summable and reading.measured):
+            return None
+        found = {}
+        for name, (indices, squares) in self._squares(reading).items():
+            unique = np.unique(indices)
+            found[f"{name}_square"] = self._watched.group_shares(indices, squares)
+            found[f"{name}_elements"] = self._watched.group_shares(unique, self._watched.sizes_of(unique))
+        return found
+
+    def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
+        """Return the same over all ranks."""
+        means = {
+            name: {
+                group: _root(totals[f"{name}_square.{group}"] / totals[f"{name}_elements.{group}"])
+                for group in GROUPS
+                if totals[f"{name}_elements.{group}"] > 0
+            }
+            for name in ("weight", *MOMENTS, "update")
+        }
+        return self._signals(reading, means)
+
+    def _signals(self, reading: Reading, means: dict[str, dict[str, float]]) -> dict[str, Value]:
         found: dict[str, Value] = {}
-        weights = self._rms(reading, "weight_norms", "")
+        weights, updates = means.get("weight", {}), means.get("update", {})
         if weights:
             found["weight_rms"] = dict(weights)
-        moments: dict[str, Value] = {}
-        for moment in MOMENTS:
-            rms = self._rms(reading, "moment_norms", moment)
-            if rms:
-                moments[moment] = dict(rms)
+        moments: dict[str, Value] = {moment: dict(means[moment]) for moment in MOMENTS if means.get(moment)}
         if moments:
             found["moment_rms"] = moments
-        updates = self._updates(reading)
         if updates:
             self._last_groups = dict.fromkeys(updates, 0.0)
         if reading.skipped and reading.due and self._last_groups:
@@ -125,8 +156,24 @@ class OptimizerState(Probe):
             }
         return found
 
-    def _updates(self, reading: Reading) -> dict[str, float]:
-        """Return the root mean square of the intended update by group."""
+    def _squares(self, reading: Reading) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return, of what was measured, parameters and the squares of their norms."""
+        found = {}
+        for name, entry, moment in (
+            ("weight", "weight_norms", ""),
+            *((each, "moment_norms", each) for each in MOMENTS),
+        ):
+            pieces = [(which, values) for (known, which), values in reading.pieces(entry) if known == moment]
+            if pieces:
+                norms = np.concatenate([values for _, values in pieces])
+                found[name] = np.concatenate([which for which, _ in pieces]), norms**2
+        updates = self._updates(reading)
+        if updates is not None:
+            found["update"] = updates
+        return found
+
+    def _updates(self, reading: Reading) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return parameters and the squares of their intended updates."""
         indices, squares = [], []
         for (_, which), values in reading.pieces("update_norms"):
             indices.append(which)
@@ -143,9 +190,7 @@ class OptimizerState(Probe):
             squares.append(
                 adam_squares(directions[which], products[which], weights[which], rates[which], decays[which])
             )
-        if not indices:
-            return {}
-        return self._root_mean(np.concatenate(indices), np.concatenate(squares))
+        return (np.concatenate(indices), np.concatenate(squares)) if indices else None
 
     def _by_parameter(self, reading: Reading, entry: str, square: bool = False) -> np.ndarray:
         """Sum an entry's numbers, or their squares, by parameter; 0 where there are none."""
@@ -154,17 +199,14 @@ class OptimizerState(Probe):
             np.add.at(found, which, values**2 if square else values)
         return found
 
-    def _rms(self, reading: Reading, entry: str, moment: str) -> dict[str, float]:
-        pieces = [(which, values) for (name, which), values in reading.pieces(entry) if name == moment]
-        if not pieces:
-            return {}
-        indices = np.concatenate([which for which, _ in pieces])
-        return self._root_mean(indices, np.concatenate([values for _, values in pieces]) ** 2)
-
     def _root_mean(self, indices: np.ndarray, squares: np.ndarray) -> dict[str, float]:
         sums = self._watched.group_sums(indices, squares)
         sizes = self._watched.group_sizes(indices)
-        return {group: math.sqrt(sums[group] / sizes[group]) if sums[group] >= 0 else math.nan for group in sums}
+        return {group: _root(sums[group] / sizes[group]) for group in sums}
+
+
+def _root(square: float) -> float:
+    return math.sqrt(square) if square >= 0 else math.nan
 
 
 def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tensor]]) -> Iterator[_Chunk]:

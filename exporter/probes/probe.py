@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,11 @@ from torch import Tensor
 from trainwarden.exporter.sheet import Reading, Sheet
 from trainwarden.exporter.watched import Watched
 from trainwarden.record import Value
+
+#: A rank's shares of sums over all ranks: by the sum's name, by group.
+Shares: TypeAlias = "Mapping[str, Mapping[str, float]]"
+#: The sums over all ranks, by ``NAME.GROUP``.
+Totals: TypeAlias = "Mapping[str, float]"
 
 
 @dataclass(slots=True)
@@ -52,6 +57,8 @@ class Probe:
 
     name: ClassVar[str] = ""
     costly: ClassVar[bool] = False
+    #: Names of the sums over all ranks that it takes part in, by parameter group each.
+    summed: ClassVar[tuple[str, ...]] = ()
 
     def before(self, update: Update) -> None:
         """Look at the gradients, just before the optimizer uses them. Training thread."""
@@ -64,4 +71,15 @@ class Probe:
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the signals of an arrived step. Drain thread. What was not seen is left out."""
+        return {}
+
+    def shares(self, reading: Reading) -> Shares | None:
+        """Return this rank's share of each of :attr:`summed`, by group; None where it measured none. Drain thread.
+
+        An element that the ranks split into s parts counts s times: see :mod:`exporter.copies`.
+        """
+        return None
+
+    def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
+        """Return the signals that the sums over all ranks make. Drain thread; after :meth:`signals` of a later step, maybe."""
         return {}

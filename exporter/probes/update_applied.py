@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from trainwarden.exporter.measure import foreach_norm, full_precision
-from trainwarden.exporter.probes.probe import Probe, Update
+from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
 from trainwarden.record import Value
+from trainwarden.signals import GROUPS
 
 #: Elements sampled of each parameter.
 SAMPLE = 1024
@@ -31,6 +32,7 @@ class UpdateApplied(Probe):
 
     name = "update_applied"
     costly = True
+    summed = ("applied_square", "applied_weight")
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -69,7 +71,30 @@ class UpdateApplied(Probe):
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the ratio of the two root mean squares, each parameter weighing by its size."""
-        changes, weights = self._squares(reading, "applied_norms"), self._squares(reading, "applied_weights")
+        if self._watched.split:
+            return {}
+        which, squares = self._squares(reading, "applied_norms")
+        if not len(which):
+            return self._ratios(reading, {}, {})
+        weights = self._watched.group_sums(*self._squares(reading, "applied_weights"))
+        return self._ratios(reading, self._watched.group_sums(which, squares), weights)
+
+    def shares(self, reading: Reading) -> Shares | None:
+        """Return this rank's squares of changes and of parameters."""
+        if not (self._watched.summable and reading.measured):
+            return None
+        return {
+            "applied_square": self._watched.group_shares(*self._squares(reading, "applied_norms")),
+            "applied_weight": self._watched.group_shares(*self._squares(reading, "applied_weights")),
+        }
+
+    def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
+        """Return the ratio over all ranks."""
+        present = [group for group in GROUPS if totals[f"applied_weight.{group}"] != 0]
+        changes = {group: totals[f"applied_square.{group}"] for group in present}
+        return self._ratios(reading, changes, {group: totals[f"applied_weight.{group}"] for group in present})
+
+    def _ratios(self, reading: Reading, changes: dict[str, float], weights: dict[str, float]) -> dict[str, Value]:
         if changes:
             self._last_groups = dict.fromkeys(changes, 0.0)
         if reading.skipped and reading.due and self._last_groups:
@@ -84,9 +109,9 @@ class UpdateApplied(Probe):
             }
         }
 
-    def _squares(self, reading: Reading, entry: str) -> dict[str, float]:
-        indices, squares = [], []
+    def _squares(self, reading: Reading, entry: str) -> tuple[np.ndarray, np.ndarray]:
+        indices, squares = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
         for (which, sizes), values in reading.pieces(entry):
             indices.append(which)
             squares.append(values**2 / sizes * self._watched.sizes_of(which))
-        return self._watched.group_sums(np.concatenate(indices), np.concatenate(squares)) if indices else {}
+        return np.concatenate(indices), np.concatenate(squares)
