@@ -1,7 +1,8 @@
-"""Norms under sharding are those of one process that trains the same, by group, on every rank; and the mean loss is."""
+"""Norms under sharding are those of one process that trains the same, by group, on every rank; the loss is the ranks' mean."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +15,81 @@ from trainwarden.record import Step
 
 STEPS, WORLD = 12, 4
 
+
+@dataclass(frozen=True)
+class Case:
+    """How a model is spread over the ranks and trained. Of width 6, ranks hold uneven and even empty shards."""
+
+    mode: str
+    optimizer: str
+    clipped: bool
+    width: int = 8
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}-{self.optimizer}-{'clipped' if self.clipped else 'free'}-{self.width}"
+
+
+CASES = (
+    Case("fsdp2", "adamw", True),
+    Case("fsdp2", "adamw", False, width=6),
+    Case("fsdp2", "sgd", True, width=6),
+    Case("fsdp2", "sgd", False),
+    Case("hsdp", "adamw", True),
+    Case("ddp", "adamw", True),
+    Case("ddp", "sgd", False),
+)
+
 BODY = """
-mode, kind, clipped = os.environ["MODE"], os.environ["KIND"], os.environ["CLIPPED"] == "1"
-model = make()
-if mode == "fsdp2":
-    from torch.distributed.fsdp import fully_shard
-    for part in (model.attn, model.mlp):
-        fully_shard(part)
-    fully_shard(model)
-elif mode == "hsdp":
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
-else:
-    from torch.nn.parallel import DistributedDataParallel
-    model = DistributedDataParallel(model)
-if kind == "adamw":
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-exporter = watch(model, optimizer, folder, cadence=3)
-for step in range(1, STEPS + 1):
-    optimizer.zero_grad()
-    loss = loss_of(model, 10 * step + rank)
-    loss.backward()
-    if clipped:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    optimizer.step()
-    exporter.step(loss)
-exporter.close()
-say(notices=exporter.notices)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+def spread(model, mode):
+    if mode == "fsdp2":
+        for part in (model.attn, model.mlp):
+            fully_shard(part)
+        return fully_shard(model)
+    if mode == "hsdp":
+        return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    return DistributedDataParallel(model)
+
+for mode, kind, clipped, width in CASES:
+    model = spread(make(width=width), mode)
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    name = f"{mode}-{kind}-{'clipped' if clipped else 'free'}-{width}"
+    exporter = watch(model, optimizer, folder, run=name, cadence=3)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        loss = loss_of(model, 10 * step + rank)
+        loss.backward()
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        exporter.step(loss)
+    exporter.close()
+    say(**{name: exporter.notices})
 """
 
 
-def one_process(folder: Path, kind: str, clipped: bool) -> list[Step]:
+@pytest.fixture(scope="module")
+def spread_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train all cases on the ranks, one after another, and return the folder of their runs."""
+    folder = tmp_path_factory.mktemp("spread")
+    cases = [(case.mode, case.optimizer, case.clipped, case.width) for case in CASES]
+    ended = run(f"STEPS, CASES = {STEPS}, {cases}\n{BODY}", folder, WORLD)
+    assert [each.said for each in ended] == [{case.name: [] for case in CASES}] * WORLD
+    return folder
+
+
+def one_process(folder: Path, case: Case) -> list[Step]:
     """Train what the ranks train together: the mean of their losses."""
-    model = make()
+    model = make(width=case.width)
     optimizer: torch.optim.Optimizer
-    if kind == "adamw":
+    if case.optimizer == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -60,14 +98,14 @@ def one_process(folder: Path, kind: str, clipped: bool) -> list[Step]:
         optimizer.zero_grad()
         loss = torch.stack([loss_of(model, 10 * step + rank) for rank in range(WORLD)]).mean()
         loss.backward()
-        if clipped:
+        if case.clipped:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         exporter.step(loss)
     return steps(exporter, folder, run="one")
 
 
-#: Global signals that must be those of one process.
+#: Signals that must be those of one process.
 WHOLE = (
     "grad_norm",
     "weight_rms",
@@ -81,35 +119,33 @@ WHOLE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "kind", "clipped"),
-    [("fsdp2", "adamw", True), ("fsdp2", "sgd", False), ("hsdp", "adamw", False), ("ddp", "adamw", True)],
-)
-def test_global_signals_are_those_of_one_process(tmp_path: Path, mode: str, kind: str, clipped: bool) -> None:
-    environment = {"MODE": mode, "KIND": kind, "CLIPPED": str(int(clipped))}
-    ended = run(f"STEPS = {STEPS}\n" + BODY, tmp_path, WORLD, environment)
-    assert [each.said["notices"] for each in ended] == [[]] * WORLD
-    reference = one_process(tmp_path, kind, clipped)
-    ranks = [records(tmp_path, rank) for rank in range(WORLD)]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_global_signals_are_those_of_one_process_and_the_same_on_all_ranks(
+    spread_out: Path, tmp_path: Path, case: Case
+) -> None:
+    reference = one_process(tmp_path, case)
+    ranks = [records(spread_out, rank, case.name) for rank in range(WORLD)]
     assert [len(own) for own in ranks] == [STEPS] * WORLD
     for place, whole in enumerate(reference):
         own = [each[place] for each in ranks]
         for name in WHOLE:
             found, wanted = own[0].signals.get(name), whole.signals.get(name)
-            assert _close(found, wanted), (whole.step, name, found, wanted)
-            assert all(each.signals.get(name) == found for each in own), name  # the same bits on all ranks
-        losses = [each.value("rank_loss") for each in own]
-        assert own[0].value("loss") == pytest.approx(sum(losses) / WORLD, rel=1e-6)  # type: ignore[arg-type]
+            assert close(found, wanted), (whole.step, name, found, wanted)
+            assert all(each.signals.get(name) == found for each in own), name  # to the last bit
+        if case.clipped and whole.step == 1:
+            assert whole.value("clip_ratio") is not None
+        losses = [each.value("rank_loss") or 0.0 for each in own]
+        assert own[0].value("loss") == pytest.approx(sum(losses) / WORLD, rel=1e-6)
         assert own[0].value("loss") == pytest.approx(whole.value("loss"), rel=1e-5)
         stats = own[0].ranks["loss"]
-        assert (stats.min, stats.max, stats.n) == (min(losses), max(losses), WORLD)  # type: ignore[type-var]
+        assert (stats.min, stats.max, stats.n) == (min(losses), max(losses), WORLD)
         assert stats.argmax == losses.index(stats.max)
         assert all(each.ranks == own[0].ranks for each in own)
 
 
-def _close(found: Any, wanted: Any) -> bool:
+def close(found: Any, wanted: Any) -> bool:
     """Say whether a value, grouped or not, is the wanted one to 1e-5."""
     if isinstance(wanted, dict):
         same = isinstance(found, dict) and found.keys() == wanted.keys()
-        return same and all(_close(found[name], wanted[name]) for name in wanted)
+        return same and all(close(found[name], wanted[name]) for name in wanted)
     return bool(found == wanted if None in (found, wanted) else found == pytest.approx(wanted, rel=1e-5, abs=1e-9))
