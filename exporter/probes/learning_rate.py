@@ -39,7 +39,10 @@ class LearningRate(Probe):
     def close(self, closing: Closing) -> None:
         """Fall back on the nominal rates, and read beta2."""
         seen = closing.sheet.host.get("lr.seen", ())
-        for number, nominal in closing.sheet.host.pop("lr.nominal", {}).items():
+        unseen = closing.sheet.host.pop("lr.nominal", {})
+        if seen or unseen:  # of several optimizers, one that makes no step now has its rate all the same
+            unseen = {number: rates(optimizer) for number, optimizer in enumerate(self._optimizers)} | unseen
+        for number, nominal in unseen.items():
             if number not in seen:
                 self._put(closing.sheet, number, nominal, closing.sheet.host.get("lr.factor", 1.0))
         for optimizer in self._optimizers:
@@ -66,7 +69,7 @@ class LearningRate(Probe):
         found: dict[str, Value] = {}
         groups: dict[str, float] = dict(reading.host.get("lr", {}))
         groups.update({name: float(values[0]) * factor for (name, factor), values in reading.pieces("lr")})
-        if len(groups) == 1:
+        if len(groups) == 1 and len(self._optimizers) == 1:
             found["lr"] = next(iter(groups.values()))
         elif groups:
             found["lr"] = {"all": max(groups.values()), **groups}

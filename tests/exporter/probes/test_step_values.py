@@ -151,3 +151,19 @@ def test_samples_come_from_the_wrapped_loader(tmp_path: Path) -> None:
     assert [record.value("sample_position") for record in records[:6]] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
     assert records[-1].value("samples_seen") == 48.0
     assert records[-1].value("tokens") == 240.0
+
+
+def test_of_several_optimizers_one_that_makes_no_step_has_its_rate_all_the_same(tmp_path: Path) -> None:
+    model = make()
+    often = torch.optim.AdamW(model.mlp.parameters(), lr=1e-2)
+    seldom = torch.optim.SGD(model.attn.parameters(), lr=0.5)
+    exporter = watch(model, [often, seldom], tmp_path)
+    for step in range(1, 5):
+        loss = loss_of(model, step)
+        loss.backward()
+        often.step()
+        if step == 2:
+            seldom.step()
+        exporter.step(loss)
+    for record in steps(exporter, tmp_path):
+        assert record.signals["lr"] == {"all": 0.5, "0.0": 1e-2, "1.0": 0.5}

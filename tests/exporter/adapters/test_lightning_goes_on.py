@@ -1,0 +1,226 @@
+"""Where a fit of Lightning's Trainer goes on: checkpoints, positions, second fits, several processes, the other package."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from tests.exporter.adapters.lightning_fits import ROOT, Module, checkpoints, fit, loader, records, trainer, warden
+from tests.exporter.runs import events, lines
+from trainwarden.record import Step
+
+
+def test_checkpoints_are_reported_with_the_step_they_hold_and_when_they_are_deleted(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=2, save_top_k=1)
+    watching = warden(tmp_path)
+    module = Module()
+    fit(tmp_path, module, watching, saving, max_epochs=1, accumulate_grad_batches=2, max_steps=-1)
+    assert checkpoints(tmp_path) == [(2, "step=2.ckpt")]
+    fit(
+        tmp_path / "more",
+        Module(),
+        warden(tmp_path / "more"),
+        ModelCheckpoint(tmp_path / "s", "{step}", every_n_train_steps=2),
+        max_epochs=1,
+    )
+    assert checkpoints(tmp_path / "more") == [(2, "step=2.ckpt"), (4, "step=4.ckpt"), (6, "step=6.ckpt")]
+    deleted = [event for event in events(tmp_path / "more", "checkpoint") if event.fields.get("deleted")]
+    assert [(event.step, Path(event.fields["path"]).name) for event in deleted] == [
+        (2, "step=2.ckpt"),
+        (4, "step=4.ckpt"),
+    ]
+    whole = [event for event in events(tmp_path / "more", "checkpoint") if event.fields.get("complete")]
+    assert all(event.fields["finite"] is True for event in whole)
+
+
+def test_a_checkpoint_written_in_the_background_is_complete_when_it_is_written(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=3, save_top_k=-1)
+    fit(tmp_path, Module(), warden(tmp_path), saving, max_epochs=1, plugins=[AsyncCheckpointIO()])
+    assert checkpoints(tmp_path) == [(3, "step=3.ckpt"), (6, "step=6.ckpt")]
+
+
+def test_weights_alone_are_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    watching = warden(tmp_path)
+    fit(tmp_path, Module(), watching, ModelCheckpoint(tmp_path / "s", save_weights_only=True), max_epochs=1)
+    assert checkpoints(tmp_path) == []
+    assert len(watching.notices) == 1
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter(pl.Callback):
+    def __init__(self, steps: int, error: type[BaseException] = Stop) -> None:
+        self.steps, self.error = steps, error
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.steps:
+            raise self.error
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("every", [4, 6])
+def test_a_fit_that_broke_goes_on_from_its_checkpoint_with_its_numbers_and_its_data(
+    tmp_path: Path, every: int, shuffle: bool
+) -> None:
+    """``every`` 4 saves in the middle of an epoch of six batches, 6 at its end."""
+    whole = Module()
+    wrap = {"reserve": 0, "seed": 5}
+    torch.manual_seed(0)
+    fit(tmp_path / "whole", whole, warden(tmp_path / "whole", wrap=wrap), data=loader(shuffle=shuffle), max_epochs=3)
+
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=every, save_top_k=-1)
+    first = warden(tmp_path, wrap=wrap)
+    assert first.checkpoint() is None
+    with pytest.raises(Stop):
+        fit(tmp_path, Module(), first, StopAfter(every + 1), saving, data=loader(shuffle=shuffle), max_epochs=3)
+    assert first.exporter is None
+    (end,) = events(tmp_path, "exit")
+    assert (end.fields["reason"], end.fields["code"]) == ("exception", 1)
+
+    second, again = warden(tmp_path, wrap=wrap), Module()
+    path = second.checkpoint()
+    assert path == str(tmp_path / "saved" / f"step={every}.ckpt")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer(tmp_path, second, max_epochs=3).fit(again, loader(shuffle=shuffle), ckpt_path=path)
+    assert not [str(one.message) for one in warned if "resum" in str(one.message)]
+    assert second.notices == []
+    (_, start) = events(tmp_path, "start")
+    assert start.fields["attempt"] == 1
+    assert start.fields["resumed_from"] == {"attempt": 0, "step": every, "path": path}
+    assert start.fields["replayable"] is True
+    found = records(tmp_path)[every + 1 :]
+    assert [record.step for record in found] == list(range(every + 1, 19))
+    expected = records(tmp_path / "whole")[every:]
+    assert [record.samples for record in found] == [record.samples for record in expected]
+    assert [record.value("epoch") for record in found] == [record.value("epoch") for record in expected]
+    assert [record.value("loss") for record in found] == [record.value("loss") for record in expected]
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_a_watched_fit_is_loaded_by_one_that_is_not(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=4, save_top_k=-1)
+    fit(tmp_path, Module(), warden(tmp_path, wrap=True), saving, max_epochs=1)
+    made = fit(tmp_path / "other", Module(), max_epochs=2, path=str(tmp_path / "saved" / "step=4.ckpt"))
+    assert made.global_step > 4
+
+
+def test_a_checkpoint_of_a_fit_that_was_not_watched_numbers_on_by_its_steps(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=6, save_top_k=-1)
+    fit(tmp_path, Module(), saving, max_epochs=1)
+    fit(tmp_path, Module(), warden(tmp_path), max_epochs=2, path=str(tmp_path / "saved" / "step=6.ckpt"))
+    assert [record.step for record in records(tmp_path)] == list(range(7, 13))
+
+
+def test_a_second_fit_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    watching = warden(tmp_path)
+    module = Module()
+    made = fit(tmp_path, module, watching, max_epochs=1)
+    made.fit_loop.max_epochs = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.fit(module, loader())
+    assert [record.step for record in records(tmp_path)] == list(range(1, 13))
+    assert [event.fields["attempt"] for event in events(tmp_path, "start")] == [0, 1]
+    assert "save_checkpoint" not in vars(made)
+    assert not {"teardown", "remove_checkpoint", "process_dataloader"} & set(vars(made.strategy))
+
+
+def test_the_callback_can_be_copied_into_another_process(tmp_path: Path) -> None:
+    copy = pickle.loads(pickle.dumps(warden(tmp_path, wrap={"seed": 3})))
+    fit(tmp_path, Module(), copy, max_epochs=1)
+    assert len(records(tmp_path)) == 6
+
+
+SCRIPT = """
+import os, sys, warnings
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+from tests.exporter.adapters.lightning_fits import Module, loader, trainer, warden
+from lightning.pytorch.callbacks import ModelCheckpoint
+folder = Path(sys.argv[1])
+watching = warden(folder, wrap={"seed": 1, "reserve": 0}, cadence=1)
+saving = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=4, save_top_k=-1)
+made = trainer(folder, watching, saving, devices=2, strategy="ddp", max_epochs=2, gradient_clip_val=0.5)
+made.fit(Module(), loader(shuffle=True), ckpt_path=watching.checkpoint())
+sys.stdout.flush()
+os._exit(1 if watching.notices else 0)  # torch sometimes aborts while the interpreter exits
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_data_and_the_norm_and_have_their_own_losses(tmp_path: Path) -> None:
+    """Lightning's own launcher starts the second rank, and gives the loader a distributed sampler."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    first, second = ([line for line in lines(tmp_path, rank=rank) if isinstance(line, Step)] for rank in (0, 1))
+    assert [record.step for record in first] == [record.step for record in second] == list(range(1, 7))
+    for epoch in (first[:3], second[:3]), (first[3:], second[3:]):
+        drawn = [
+            position for ranges in epoch for record in ranges for pair in record.samples for position in range(*pair)
+        ]
+        assert sorted(drawn) == list(range(24))
+    for one, other in zip(first, second, strict=True):
+        assert one.value("grad_norm") == pytest.approx(other.value("grad_norm"), rel=1e-6)
+        assert one.value("rank_loss") != other.value("rank_loss")
+        assert one.value("clip_ratio") == pytest.approx(one.value("grad_norm") / 0.5, rel=1e-5)  # type: ignore[operator]
+    starts = [events(tmp_path, "start", rank=rank)[0].fields for rank in (0, 1)]
+    assert [start["world_size"] for start in starts] == [2, 2]
+    assert starts[0]["start_id"] == starts[1]["start_id"]
+    assert checkpoints(tmp_path) == [(4, "step=4.ckpt")]
+
+
+@pytest.mark.slow
+def test_the_other_package_is_watched_as_well(tmp_path: Path) -> None:
+    """pytorch_lightning holds classes of its own; a process that has loaded both gets a callback for both."""
+    script = """
+import sys, torch
+torch.set_num_threads(1)
+import pytorch_lightning as pl
+from pathlib import Path
+from trainwarden.exporter.adapters.lightning import TrainwardenCallback
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.part(batch).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+watching = TrainwardenCallback("run", dir=Path(sys.argv[1]), port=0, reader_seconds=0.0)
+assert isinstance(watching, pl.Callback)
+trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_steps=3, callbacks=[watching])
+trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2))
+assert watching.notices == [], watching.notices
+assert "lightning" not in sys.modules
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert [record.step for record in records(tmp_path)] == [1, 2, 3]
