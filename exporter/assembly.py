@@ -125,7 +125,7 @@ def assemble(
     )
     page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS)
     preflight = None
-    if identity.rank == 0:  # what is set is set for all
+    if settings.preflight and identity.rank == 0:  # what is set is set for all
         known = facts(model, optimizers, watched, settings.total_steps)
         preflight = Preflight(known, lambda: observer.precisions)
     recorder = Recorder(probes, cadence, ring, journal, page, notices, preflight)

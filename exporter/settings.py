@@ -21,7 +21,8 @@ class Settings:
     ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
-    ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them.
+    ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them,
+    and ``preflight`` turns its checks off.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
     the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
@@ -42,6 +43,7 @@ class Settings:
     side_group: bool = True
     side_timeout: float = 10.0
     total_steps: int | None = None
+    preflight: bool = True
     token_classes: Any = None
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class Client:
 
 def run_of(folder: Path, count: int, **arguments: Any) -> tuple[Exporter, Client]:
     model = make()
-    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), folder, **arguments)
+    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), folder, preflight=False, **arguments)
     for number in range(count):
         exporter.step(float(number))
     client = Client(exporter, folder)

@@ -126,6 +126,7 @@ def test_fp16_with_a_scaler_that_was_made_later_and_bf16_are_not(tmp_path: Path)
 
 
 def test_torch_is_as_it_was_and_an_autocast_inside_a_compiled_region_is_not_disturbed(tmp_path: Path) -> None:
+    torch._dynamo.reset()
     before = torch.autocast.__enter__
     model = make()
     exporter = watch(model, torch.optim.SGD(model.parameters(), lr=1e-3), tmp_path)
@@ -136,9 +137,11 @@ def test_torch_is_as_it_was_and_an_autocast_inside_a_compiled_region_is_not_dist
             answer: torch.Tensor = model.mlp(x)
             return answer
 
-    compiled = torch.compile(forward, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2, 8)).dtype is torch.bfloat16
-    exporter.close()
+    try:
+        compiled = torch.compile(forward, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(2, 8)).dtype is torch.bfloat16
+    finally:
+        exporter.close()
     assert torch.autocast.__enter__ is before
 
 
@@ -226,6 +229,14 @@ def test_an_optimizer_whose_update_cannot_be_told_is_named(tmp_path: Path) -> No
     exporter.step(1.0)
     exporter.close()
     assert "RMSprop" in found(tmp_path)["intended_update"][1]
+
+
+def test_the_checks_can_be_turned_off(tmp_path: Path) -> None:
+    model = make()
+    exporter = watch(model, torch.optim.RMSprop(model.parameters(), lr=1e-3), tmp_path, preflight=False)
+    exporter.step(1.0)
+    exporter.close()
+    assert found(tmp_path) == {}
 
 
 @pytest.mark.parametrize("value", ["many", 1.5, True])
