@@ -25,6 +25,8 @@ RANKED = (
     "loss",
     "grad_norm",
     "rank_grad_norm",
+    "rank_compute_seconds",
+    "param_hash",
     "step_duration_seconds",
     "tokens",
     "batch_supervised_tokens",

@@ -34,7 +34,9 @@ from .probes.loss_scale import LossScale
 from .probes.nonfinite import Nonfinite
 from .probes.optimizer_state import OptimizerState
 from .probes.optimizer_step import OptimizerStep
+from .probes.own_gradient import OwnGradient
 from .probes.probe import Probe
+from .probes.replica_hash import ReplicaHash
 from .probes.samples import Samples
 from .probes.step_time import StepTime
 from .probes.update_applied import UpdateApplied
@@ -90,6 +92,8 @@ def default_probes(
         OptimizerState(watched),
         UpdateApplied(watched),
         OptimizerStep(),
+        OwnGradient(),
+        ReplicaHash(world_size),
     ]
 
 
@@ -159,7 +163,7 @@ def assemble(
     serving = Serving(settings, identity, folder, application)
     serving.start(notices)
     drain.start()
-    observer.attach()
+    observer.attach(model if settings.own_gradients and identity.world_size > 1 else None)
     reports = Reports(drain, staging, watched, notices)
     return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
 

@@ -33,13 +33,17 @@ class Cadence:
 
     def due(self, step: int) -> bool:
         """Say whether the costly probes run in ``step``. Called on the training thread, once a step."""
-        if step % self.every == 0 or step == 1:
+        if self.regular(step):
             return True
         self._saved = min(SAVED, self._saved + EARNED)
         if step > self._until or self._saved < 1.0:
             return False
         self._saved -= 1.0
         return True
+
+    def regular(self, step: int) -> bool:
+        """Say whether they run in ``step`` on every rank, whatever any of them has seen."""
+        return step % self.every == 0 or step == 1
 
     def arm(self, step: int) -> None:
         """Have every step watched for a while after ``step``."""

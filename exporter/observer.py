@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cadence import Cadence
-from .hooks import autocast, clipping, scaler
+from .hooks import autocast, clipping, reduction, scaler
+from .hooks.reduction import Source
 from .measure import norms
 from .notices import Notices
 from .probes.learning_rate import rates
@@ -52,9 +53,10 @@ class Observer:
         #: Types that an autocast was entered with.
         self.precisions: set[str] = set()
         self.sheet = Sheet(due=cadence.due(1))
+        self._opened = time.perf_counter()
 
-    def attach(self) -> None:
-        """Start to listen."""
+    def attach(self, model: nn.Module | None = None) -> None:
+        """Start to listen. ``model`` is the one whose gradients are looked at before ranks reduce them; None leaves that out."""
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
             self._handles.append(optimizer.register_step_post_hook(self._after))
@@ -62,6 +64,11 @@ class Observer:
             clipping.listen(self)
         except Exception as error:
             self._notices.fault("norms before clipping", error)
+        try:
+            if model is not None:
+                self._handles += reduction.listen(model, self, self._notices.say)
+        except Exception as error:
+            self._notices.fault("gradients before reduction", error)
         try:
             scaler.listen(self)
         except Exception as error:
@@ -83,6 +90,7 @@ class Observer:
         self.step = step
         self.sheet = Sheet(due=self._cadence.due(step))
         self._open.clear()
+        self._opened = time.perf_counter()
 
     def close(self, loss: Tensor | float | None, consumed: Any, batches: Sequence[Any]) -> Sheet:
         """Let the probes look at the end of the step and return its sheet."""
@@ -92,6 +100,7 @@ class Observer:
                 sheet.add("loss_scale.now", known._scale)
         sheet.host["lr.factor"] = self.factor(self.step)
         closing = Closing(sheet=sheet, watched=self._watched, loss=loss, consumed=consumed, batches=batches)
+        closing.regular = self._cadence.regular(self.step)
         self._show("close", closing)
         return sheet
 
@@ -220,6 +229,29 @@ class Observer:
         """An autocast was entered."""
         if self.active:
             self.precisions.add(dtype)
+
+    @property
+    def due(self) -> bool:
+        """Whether the open step is one in which costly things are looked at."""
+        return self.sheet.due
+
+    def own_gradient(self, source: Source, norm: Callable[[], Tensor | None]) -> None:
+        """Gradients of this rank are there and not reduced yet."""
+        self._guarded(self._own_gradient, source, norm)
+
+    def _own_gradient(self, source: Source, norm: Callable[[], Tensor | None]) -> None:
+        found = norm()
+        if found is not None:
+            self.sheet.add("rank.grad", found, source)
+
+    def own_gradient_unknown(self) -> None:
+        """What was put down of them in this step is not to be relied on."""
+        self.sheet.host["rank.grad.unknown"] = True
+
+    def own_backward_over(self) -> None:
+        """This rank's backward pass is over, and it waits for the others next."""
+        if self.active:
+            self.sheet.host["rank.compute"] = time.perf_counter() - self._opened
 
     def unscaling(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         """Norms that were taken before this were of scaled gradients."""

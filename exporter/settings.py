@@ -21,6 +21,7 @@ class Settings:
     ``./.trainwarden``). ``cadence``: the costly probes run every so many steps; ``watch_steps``: and at every step for so
     many steps after something looked odd. ``ring``: records kept in memory. ``rotate_bytes``: size at which a journal
     file is followed by the next. ``reader_seconds``: longest wait of a clean exit for whoever reads the records.
+    ``own_gradients``: whether a rank's gradient is looked at before it is reduced over the ranks.
     ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them,
     and ``preflight`` turns its checks off.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
@@ -39,6 +40,7 @@ class Settings:
     ring: int = 4096
     rotate_bytes: int = 64 * 2**20
     reader_seconds: float = 3.0
+    own_gradients: bool = True
     protect_metrics: bool = False
     side_group: bool = True
     side_timeout: float = 10.0

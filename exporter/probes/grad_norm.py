@@ -20,7 +20,7 @@ from trainwarden.signals import GROUPS
 
 
 class GradNorm(Probe):
-    """Signal ``grad_norm`` by group; where ranks hold parts, ``rank_grad_norm`` of this rank's, and the whole from all ranks'."""
+    """Signal ``grad_norm`` by group; where ranks hold parts, ``shard_grad_norm`` of this rank's, and the whole from all ranks'."""
 
     name = "grad_norm"
     summed = ("grad_square", "grad_parts")
@@ -60,7 +60,7 @@ class GradNorm(Probe):
             return {}
         sums = self._watched.group_sums(indices, squares)
         by_group = {group: root(total) for group, total in sums.items()}
-        return {"rank_grad_norm": by_group["all"]} if self._watched.split else {"grad_norm": dict(by_group)}
+        return {"shard_grad_norm": by_group["all"]} if self._watched.split else {"grad_norm": dict(by_group)}
 
     def shares(self, reading: Reading) -> Shares | None:
         """Return this rank's squares, and that it has some. A gradient that is spread otherwise than its parameter tells nothing."""

@@ -40,13 +40,17 @@ class Update:
 
 @dataclass(slots=True)
 class Closing:
-    """The end of a step, on the training thread. ``batches`` were handed out for it; ``consumed`` says which samples."""
+    """The end of a step, on the training thread. ``batches`` were handed out for it; ``consumed`` says which samples.
+
+    ``regular``: the costly probes are due by the step's number alone, which all ranks go by alike.
+    """
 
     sheet: Sheet
     watched: Watched
     loss: Tensor | float | None
     consumed: Any = None
     batches: Sequence[Any] = ()
+    regular: bool = False
 
 
 class Probe:

@@ -284,6 +284,28 @@ SIGNALS: tuple[Signal, ...] = (
         "train_rank_grad_norm",
         reduce="none",
     ),
+    Signal(
+        "shard_grad_norm",
+        "1",
+        "L2 norm of the part of the reduced gradient that this rank holds, where it is sharded.",
+        "train_shard_grad_norm",
+        reduce="none",
+    ),
+    Signal(
+        "rank_compute_seconds",
+        "seconds",
+        "Time from the previous step's end to the end of this rank's own backward pass, before it waits for other ranks.",
+        "train_rank_compute_seconds",
+        reduce="none",
+    ),
+    Signal(
+        "param_hash",
+        "1",
+        "Hash of the bits of all parameters that this rank holds whole, below 2^32: equal replicas have equal ones.",
+        "train_param_hash",
+        reduce="none",
+        per="cadence",
+    ),
 )
 
 BY_NAME: dict[str, Signal] = {signal.name: signal for signal in SIGNALS}
