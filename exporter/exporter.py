@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from .assembly import Parts, assemble
 from .drain import Call, ClosedStep
 from .ending import Ending
 from .identity import next_attempt
-from .loader import Skips, watch
+from .loader import Skips, WatchedLoader, watch
 from .notices import Notices
 from .resume import Resume
 from .settings import Settings, disabled
@@ -162,21 +162,22 @@ class Exporter:
         ``watch`` refuses, the given loader itself is returned, and why is in :attr:`notices`: the run goes on without
         positions, skips and ``state_dict``.
         """
+
+        def make(skips: Skips) -> WatchedLoader:
+            return watch(loader, seed=seed, order=order, shards=shards, reserve=reserve, dataset=dataset, skips=skips)
+
+        watched = self.follow(make)
+        return loader if watched is None else watched
+
+    def follow(self, make: Callable[[Skips], WatchedLoader]) -> WatchedLoader | None:
+        """Take positions from a loader of a kind of its own. ``make`` builds it, given what plans skip; None where it raises."""
         try:
-            watched = watch(
-                loader,
-                seed=seed,
-                order=order,
-                shards=shards,
-                reserve=reserve,
-                dataset=dataset,
-                skips=self._skips(),
-            )
+            watched = make(self._skips())
             self._loaders.append(watched)
             return watched
         except Exception as error:
             self._notices.fault("wrapping the loader", error)
-            return loader
+            return None
 
     def resume(self) -> Target | None:
         """Return the checkpoint to load before training, None to begin from scratch. Call :meth:`resumed` afterwards."""

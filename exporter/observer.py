@@ -5,6 +5,7 @@ Nothing here reads a value, waits, or takes a lock. What goes wrong costs the si
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -213,6 +214,8 @@ class Observer:
         covers = frozenset(index for index, _ in pairs)
         if not any(capture.indices == covers for capture in self.sheet.captures):
             self._capture([index for index, _ in pairs], [gradient for _, gradient in pairs], None, total)
+        if isinstance(max_norm, float) and math.isinf(max_norm):
+            return  # a trainer that does not clip, and takes the norm this way
         for capture in self.sheet.captures:
             if capture.indices == covers and not capture.clipped:
                 capture.clipped = True

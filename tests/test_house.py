@@ -171,8 +171,20 @@ FRESH = {
     "the command line": (modules_of("trainwarden.rules"), ("torch",)),
     "the receiver": (modules_of("trainwarden.receiver"), ("torch",)),
     "the exporter": (
-        modules_of("trainwarden.exporter"),
-        ("lark", "starlette", "uvicorn", "apscheduler", "sqlite3", "requests", "jinja2", "typer"),
+        # An adapter loads the library that it is for, and that what it likes; nobody else loads an adapter.
+        [name for name in modules_of("trainwarden.exporter") if ".adapters." not in name],
+        (
+            "lark",
+            "starlette",
+            "uvicorn",
+            "apscheduler",
+            "sqlite3",
+            "requests",
+            "jinja2",
+            "typer",
+            "transformers",
+            "lightning",
+        ),
     ),
 }
 
