@@ -29,6 +29,7 @@ from .probes.fingerprint import Fingerprint
 from .probes.grad_norm import GradNorm
 from .probes.grad_zero import GradZero
 from .probes.learning_rate import LearningRate
+from .probes.logged import Logged
 from .probes.loss import Loss
 from .probes.loss_scale import LossScale
 from .probes.nonfinite import Nonfinite
@@ -79,6 +80,7 @@ def default_probes(
 ) -> list[Probe]:
     """Return the probes of an exporter, in the order in which a record lists what they saw."""
     return [
+        Logged(),  # first: what is measured wins over what was logged
         Loss(world_size),
         GradNorm(watched),
         Clip(watched),

@@ -1,6 +1,6 @@
 """The command line. One file a command, imported when it is asked for; nothing heavy is imported before it is needed.
 
-Exit codes: 0 fine, 1 failed or invalid, 2 wrong usage (``supervise`` passes its command's own code on).
+Exit codes: 0 fine, 1 failed or invalid, 2 wrong usage (``supervise`` passes its command's own code on, ``exec`` becomes its command).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ COMMANDS = (
     "incidents",
     "receiver",
     "supervise",
+    "exec",
     "demo",
     "doctor",
     "version",

@@ -1,0 +1,71 @@
+"""What a script differentiates, by listening in on ``torch.autograd.backward`` and on ``torch.amp.GradScaler.scale``.
+
+``Tensor.backward`` looks the function up at each call, so that replacing the one name reaches every user of it but those who
+imported the function itself before. What a scaler was given is kept beside what it returned: the loss without its scale is then
+at hand, on the device, and nothing has to be divided.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+
+class BackwardListener(Protocol):
+    """Who wants to know. None of these may raise."""
+
+    def backward(self, roots: list[Tensor]) -> None:
+        """Gradients of ``roots``, scalars all, are about to be computed with respect to whatever they depend on."""
+
+    def scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
+        """``scaler.scale(outputs)`` returned ``result``: a tensor, or containers of some."""
+
+
+_listeners: WeakSet[Any] = WeakSet()
+_originals: dict[str, Any] = {}
+
+
+def listen(listener: BackwardListener) -> None:
+    """Tell ``listener`` of every backward pass from now on."""
+    _listeners.add(listener)
+    if _originals:
+        return
+    _originals.update(backward=torch.autograd.backward, scale=GradScaler.scale)
+    backward, scale = _originals["backward"], _originals["scale"]
+
+    def watched_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        if grad_tensors is None and not torch.compiler.is_compiling():
+            roots = _scalars(tensors)
+            if roots:
+                for listener in list(_listeners):
+                    listener.backward(roots)
+        backward(tensors, grad_tensors, *args, **kwargs)
+
+    def watched_scale(self: Any, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        for listener in list(_listeners):
+            listener.scaled(self, outputs, result)
+        return result
+
+    for wrapper, original in ((watched_backward, backward), (watched_scale, scale)):
+        wrapper.__name__, wrapper.__doc__ = original.__name__, original.__doc__
+    torch.autograd.backward = watched_backward
+    GradScaler.scale = watched_scale  # type: ignore[method-assign]
+
+
+def forget(listener: BackwardListener) -> None:
+    """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
+    _listeners.discard(listener)
+    if not _listeners and _originals:
+        torch.autograd.backward = _originals.pop("backward")
+        GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
+
+
+def _scalars(tensors: Any) -> list[Tensor]:
+    """Return the roots as a list where each is a tensor with one element; an empty one else."""
+    several = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+    return several if all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in several) else []

@@ -1,0 +1,1 @@
+"""The folder that ``trainwarden exec`` puts in front of PYTHONPATH; its one module runs when an interpreter starts."""
