@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from tests.exporter.runs import lines
 from tests.real import free_port, wait_until
 from trainwarden.record import Step
@@ -186,3 +188,11 @@ def run(
 def records(folder: Path, rank: int = 0, run: str = "run") -> list[Step]:
     """Return the step records of one rank, in order."""
     return [line for line in lines(folder, run, rank) if isinstance(line, Step)]
+
+
+def close(found: Any, wanted: Any, within: float = 1e-5) -> bool:
+    """Say whether a value of a record, grouped or not, is the wanted one to a relative ``within``."""
+    if isinstance(wanted, dict):
+        same = isinstance(found, dict) and found.keys() == wanted.keys()
+        return same and all(close(found[name], wanted[name], within) for name in wanted)
+    return bool(found == wanted if None in (found, wanted) else found == pytest.approx(wanted, rel=within, abs=1e-9))

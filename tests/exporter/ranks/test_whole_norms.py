@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.exporter.ranks.harness import records, run
+from tests.exporter.ranks.harness import close, records, run
 from tests.exporter.runs import loss_of, make, steps, watch
 from trainwarden.record import Step
 
@@ -141,11 +140,3 @@ def test_global_signals_are_those_of_one_process_and_the_same_on_all_ranks(
         assert (stats.min, stats.max, stats.n) == (min(losses), max(losses), WORLD)
         assert stats.argmax == losses.index(stats.max)
         assert all(each.ranks == own[0].ranks for each in own)
-
-
-def close(found: Any, wanted: Any) -> bool:
-    """Say whether a value, grouped or not, is the wanted one to 1e-5."""
-    if isinstance(wanted, dict):
-        same = isinstance(found, dict) and found.keys() == wanted.keys()
-        return same and all(close(found[name], wanted[name]) for name in wanted)
-    return bool(found == wanted if None in (found, wanted) else found == pytest.approx(wanted, rel=1e-5, abs=1e-9))
