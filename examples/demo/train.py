@@ -46,13 +46,19 @@ class TextRows(Dataset[Tensor]):
         return torch.from_numpy(self.rows[index].astype(np.int64))
 
 
+def text_rows(folder: str | Path = ".demo/data") -> TextRows:
+    """Return the training rows of a demo: ``trainwarden data show --dataset trainwarden.demo.train:text_rows`` reads them."""
+    index = read_index(Path(folder))
+    return TextRows(Path(folder) / "train.bin", index.row_bytes, index.shards)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train until the last step, or until SIGTERM; exit code 143 after the latter."""
     options, scale = parse(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     index = read_index(options.data)
-    data = TextRows(options.data / "train.bin", index.row_bytes, index.shards)
+    data = text_rows(options.data)
     held_out = torch.from_numpy(read_rows(options.data / "heldout.bin", index.row_bytes).astype(np.int64))
 
     model = GPT(scale.context, scale.width, scale.layers, scale.heads)

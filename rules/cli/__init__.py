@@ -19,6 +19,7 @@ COMMANDS = (
     "test",
     "tune",
     "incidents",
+    "data",
     "receiver",
     "supervise",
     "exec",
