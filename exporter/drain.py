@@ -114,6 +114,7 @@ class Drain(threading.Thread):
 
     def run(self) -> None:
         """Work until :meth:`finish`."""
+        self._notices.deferred = True
         try:
             pause, worked = POLL_SECONDS[0], time.monotonic()
             while not self._finish.wait(pause):
@@ -125,6 +126,8 @@ class Drain(threading.Thread):
             self._guarded(self._wait_for_ranks)
             self._guarded(self._recorder.close)
         finally:
+            self._notices.deferred = False
+            self._guarded(self._notices.write)
             self._done.set()
 
     def _work(self) -> None:
@@ -138,6 +141,7 @@ class Drain(threading.Thread):
             time.sleep(0)  # let the training thread have the interpreter
         self._record_held()
         self._guarded(self._recorder.flush)
+        self._guarded(self._notices.write)
 
     def _record_held(self, until: float | None = None) -> None:
         """Record what has waited for the other ranks for long enough."""
@@ -195,5 +199,6 @@ class Drain(threading.Thread):
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self.dropped += 1
                 return False
+            self._notices.write()
             time.sleep(WORD_SECONDS)
         return True
