@@ -60,7 +60,10 @@ def _signal_row(signal: Signal) -> tuple[str, ...]:
 
 def labels() -> str:
     """Return the closed set of values of each label."""
-    rows = [(f"`{name}`", ", ".join(f"`{value}`" for value in values)) for name, values in LABEL_VALUES.items()]
+    rows = [
+        (f"`{name}`", ", ".join(f"`{value}`" for value in values) or "as many as there are, by number or name")
+        for name, values in LABEL_VALUES.items()
+    ]
     return table(("label", "values"), rows)
 
 

@@ -15,18 +15,24 @@ from trainwarden.record import Header
 from trainwarden.runfolder import RunFolder, RunFolderError
 from trainwarden.signals import WINDOW_SECONDS
 
+from .blocks import Structure
 from .cadence import Cadence
 from .combining import begin, layout_of
 from .description import describe
 from .drain import Drain
 from .http import Application
 from .identity import Identity, establish
+from .inside import Inside
 from .notices import Notices
 from .observer import Observer
 from .preflight import Preflight, facts
+from .probes.activations import Activations
+from .probes.attention_logit import AttentionLogit
 from .probes.clip import Clip
 from .probes.fingerprint import Fingerprint
+from .probes.first_nonfinite import FirstNonfinite
 from .probes.grad_norm import GradNorm
+from .probes.grad_row_max import GradRowMax
 from .probes.grad_zero import GradZero
 from .probes.learning_rate import LearningRate
 from .probes.logged import Logged
@@ -77,8 +83,10 @@ def default_probes(
     world_size: int = 1,
     settings: Settings | None = None,
     devices: Collection[torch.device] = (),
+    structure: Structure | None = None,
 ) -> list[Probe]:
     """Return the probes of an exporter, in the order in which a record lists what they saw."""
+    structure = structure or Structure()
     return [
         Logged(),  # first: what is measured wins over what was logged
         Loss(world_size),
@@ -96,6 +104,10 @@ def default_probes(
         OptimizerStep(),
         OwnGradient(),
         ReplicaHash(world_size),
+        Activations(structure.spots),
+        AttentionLogit(),
+        GradRowMax(watched),
+        FirstNonfinite(structure, watched),
     ]
 
 
@@ -112,11 +124,12 @@ def assemble(
     watched = Watched(model, optimizers)
     cadence = Cadence(settings.cadence, settings.watch_steps)
     devices = {local(parameter).device for parameter in watched.params}
-    # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
-    staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + 1024)
-    ring = Ring(settings.ring)
-    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices)
+    inside = Inside(model, notices)
+    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices, inside.structure)
     observer = Observer(optimizers, watched, probes, cadence, notices)
+    # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
+    staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + inside.numbers + 1024)
+    ring = Ring(settings.ring)
     journal = Journal(
         folder.journal(identity.attempt, identity.start_id, identity.rank),
         Header(
@@ -166,6 +179,7 @@ def assemble(
     serving.start(notices)
     drain.start()
     observer.attach(model if settings.own_gradients and identity.world_size > 1 else None)
+    inside.attach(observer)
     reports = Reports(drain, staging, watched, notices)
     return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
 

@@ -394,6 +394,7 @@ class Exporter:
         self._phase = name
         parts = self._parts
         if parts is not None:
+            parts.observer.phase = name
             parts.drain.submit(Call(lambda: parts.page.phase(name)))
 
     def _end(self, reason: str, code: int | None) -> None:

@@ -23,6 +23,11 @@ _MLP = re.compile(
 )
 
 
+def clean(name: str) -> str:
+    """Return a qualified name without what wrappers (DDP, compile, FSDP, checkpointing) put into it."""
+    return _PREFIXES.sub("", f"{name}.").strip(".")
+
+
 def group_of(name: str, owner: nn.Module | None) -> str:
     """Return the group (one of :data:`trainwarden.signals.GROUPS` but ``all``) of the parameter ``name``.
 

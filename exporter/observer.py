@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,16 @@ from .probes.learning_rate import rates
 from .probes.probe import Closing, Probe, Update
 from .sheet import Capture, Sheet
 from .watched import Watched, local
+
+
+class Beside(Protocol):
+    """Who sees more of a step than its update. None of these may raise."""
+
+    def take(self, sheet: Sheet) -> None:
+        """Put down what was seen since the last step."""
+
+    def detach(self) -> None:
+        """Stop to listen."""
 
 
 class Observer:
@@ -54,6 +64,9 @@ class Observer:
         #: Types that an autocast was entered with.
         self.precisions: set[str] = set()
         self.sheet = Sheet(due=cadence.due(1))
+        #: What the process does, and who else listens: it puts down what it saw when a step is closed.
+        self.phase = "init"
+        self.beside: list[Beside] = []
         self._opened = time.perf_counter()
 
     def attach(self, model: nn.Module | None = None) -> None:
@@ -82,6 +95,8 @@ class Observer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for one in self.beside:
+            one.detach()
         clipping.forget(self)
         scaler.forget(self)
         autocast.forget(self)
@@ -99,6 +114,8 @@ class Observer:
         for known in self._scalers.values():
             if getattr(known, "_scale", None) is not None:
                 sheet.add("loss_scale.now", known._scale)
+        for one in self.beside:
+            one.take(sheet)
         sheet.host["lr.factor"] = self.factor(self.step)
         closing = Closing(sheet=sheet, watched=self._watched, loss=loss, consumed=consumed, batches=batches)
         closing.regular = self._cadence.regular(self.step)

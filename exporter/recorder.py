@@ -108,6 +108,8 @@ class Recorder:
         signals, host = (self.read(reading) if seen is None else seen).signals, reading.host
         if joined is not None:
             self._join(reading, signals, joined)
+        for kind, fields in host.get("events", ()):  # what a probe has to tell beside numbers
+            self.event(Event(kind=kind, time=time, step=reading.step, fields=fields))
         step = Step(
             seq=self._seq + 1,
             step=reading.step,

@@ -78,6 +78,10 @@ class Watched:
         found = self._index.get(id(parameter))
         return self._add(parameter, f"parameter {len(self.params)}", None) if found is None else found
 
+    def group(self, index: int) -> str:
+        """Return the group that a parameter belongs to."""
+        return GROUPS[self._groups[index]]
+
     def blocks(self, numbers: int) -> int:
         """Return ``numbers`` for each block that the parameters are worked on in."""
         return numbers * int(sum(size // DEVICE_BLOCK for size in self._sizes))

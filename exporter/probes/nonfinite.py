@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwarden.exporter.insight import insight
 from trainwarden.exporter.probes.probe import Probe
 from trainwarden.exporter.sheet import Reading
 from trainwarden.record import Value
@@ -38,4 +39,7 @@ class Nonfinite(Probe):
                 arrays.append(np.array([value]))
             if arrays:
                 found[quantity] = 0.0 if all(bool(np.isfinite(array).all()) for array in arrays) else 1.0
+        finite = insight(reading).finite
+        if finite is not None:
+            found["activation"] = 0.0 if finite else 1.0
         return {"nonfinite": found} if found else {}

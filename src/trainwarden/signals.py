@@ -23,8 +23,11 @@ QUANTITIES = ("loss", "grad", "param", "activation", "optimizer")
 PHASES = ("init", "train", "evaluation", "checkpoint", "data", "exit")
 #: Adam's two moments under their names in ``torch.optim``.
 MOMENTS = ("exp_avg", "exp_avg_sq")
-#: How an attention logit was seen: a bound from norms, or rows that were really sampled. Never "the maximum".
-LOGIT_KINDS = ("bound", "sampled")
+#: How an attention logit was seen: a bound from norms, rows that were really sampled, or a kernel's log-sum-exp of each row.
+#: Never "the maximum".
+LOGIT_KINDS = ("bound", "sampled", "lse")
+#: The tables of an embedding.
+TABLES = ("token", "position")
 
 #: What a token may be, where the exporter was told which ids are.
 TOKEN_CLASSES = ("digit", "padding")
@@ -35,6 +38,8 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "phase": PHASES,
     "moment": MOMENTS,
     "kind": LOGIT_KINDS,
+    "table": TABLES,
+    "block": (),  # as many as the model has; their numbers from 0
     "class": TOKEN_CLASSES,
 }
 
@@ -105,6 +110,14 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("group",),
         per="cadence",
     ),
+    Signal(
+        "update_share",
+        "1",
+        "Share of the update's squared norm by group; all is the largest of them.",
+        "train_update_share",
+        labels=("group",),
+        per="cadence",
+    ),
     Signal("update_norm", "1", "L2 norm of the optimizer's update.", "train_update_norm", probed=False),
     Signal(
         "update_zero_ratio",
@@ -136,32 +149,64 @@ SIGNALS: tuple[Signal, ...] = (
     Signal(
         "activation_rms",
         "1",
-        "Root mean square of a block's output.",
+        "Root mean square of what modules give back, by kind of module; all are the blocks.",
         "train_activation_rms",
         labels=("group",),
         reduce="max",
         per="cadence",
-        probed=False,
     ),
     Signal(
         "activation_absmax",
         "1",
-        "Largest absolute value of a block's output.",
+        "Largest absolute value that modules give back, by kind of module; all are the blocks.",
         "train_activation_absmax",
         labels=("group",),
         reduce="max",
         per="cadence",
-        probed=False,
+    ),
+    Signal(
+        "block_rms",
+        "1",
+        "Root mean square of a block's output.",
+        "train_block_rms",
+        labels=("block",),
+        reduce="max",
+        per="cadence",
+    ),
+    Signal(
+        "block_absmax",
+        "1",
+        "Largest absolute value of a block's output.",
+        "train_block_absmax",
+        labels=("block",),
+        reduce="max",
+        per="cadence",
+    ),
+    Signal(
+        "residual_rms",
+        "1",
+        "Root mean square of the residual stream where it enters the model's last norm.",
+        "train_residual_rms",
+        reduce="max",
+        per="cadence",
     ),
     Signal(
         "attention_logit",
         "1",
-        "Attention logit: a bound from norms, or the largest of the sampled rows.",
+        "Attention logit: a bound from norms, the largest of the sampled rows, or the largest log-sum-exp of a row.",
         "train_attention_logit",
         labels=("kind",),
         reduce="max",
         per="cadence",
-        probed=False,
+    ),
+    Signal(
+        "grad_row_max",
+        "1",
+        "Largest L2 norm of a row of an embedding's gradient, before clipping.",
+        "train_grad_row_max",
+        labels=("table",),
+        reduce="max",
+        per="cadence",
     ),
     Signal(
         "router_aux_loss",
@@ -257,6 +302,21 @@ SIGNALS: tuple[Signal, ...] = (
         "Hash of the batch's token ids in their order, below 2^32: equal batches have equal ones.",
         "train_batch_hash",
         reduce="sum",
+    ),
+    Signal(
+        "batch_rows_hash",
+        "1",
+        "Sum of hashes of the batch's sequences, below 2^32: equal for batches of the same sequences in any order.",
+        "train_batch_rows_hash",
+        reduce="sum",
+    ),
+    Signal(
+        "sample_overlap",
+        "samples",
+        "Samples of the rank that another rank read in the same step, told from the positions of both.",
+        "train_sample_overlap",
+        reduce="sum",
+        probed=False,
     ),
     Signal(
         "batch_token_id_max",
