@@ -17,7 +17,7 @@ from torch import nn
 LENGTH, WIDTH, ACCUMULATE = 32, 64, 2
 
 
-def main(steps: int = 300) -> None:
+def main(steps: int = 100) -> None:
     """Train for some steps."""
     torch.manual_seed(0)
     text = torch.tensor(list(Path(__file__).read_bytes()))

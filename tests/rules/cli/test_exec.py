@@ -95,6 +95,12 @@ def test_without_another_sitecustomize_hardly_anything_is_imported(tmp_path: Pat
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
 
 
+def test_where_trainwarden_is_turned_off_nobody_waits_for_torch() -> None:
+    show = "import sys; print(sum(type(one).__module__ == 'sitecustomize' for one in sys.meta_path))"
+    assert run("--", sys.executable, "-c", show).stdout == "1\n"
+    assert run("--", sys.executable, "-c", show, TRAINWARDEN_DISABLE="1").stdout == "0\n"
+
+
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-uI"])
 def test_an_interpreter_that_takes_no_notice_of_the_environment_is_named(flag: str) -> None:
     done = run("--", sys.executable, flag, "-c", "pass")
