@@ -29,7 +29,7 @@ def rows() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": (piece := text[at : at + LENGTH]), "labels": piece} for at in range(len(text) - LENGTH)]
 
 
-def main(steps: int = 60) -> None:
+def main(steps: int = 40) -> None:
     """Train for some steps."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # for so small a model, more cost more than they bring
@@ -47,8 +47,8 @@ def main(steps: int = 60) -> None:
         gradient_accumulation_steps=2,
         learning_rate=3e-3,
         lr_scheduler_type="constant",
-        logging_steps=20,
-        save_steps=30,
+        logging_steps=10,
+        save_steps=20,
         report_to=[],
         dataloader_pin_memory=False,
         disable_tqdm=True,
