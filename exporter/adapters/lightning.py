@@ -403,7 +403,10 @@ class _LateLoader:
         state, self._state = self._state, None
         if state is not None and state.get("epoch") == epoch:
             self._load(state)
-        self.watched.set_epoch(epoch)
+        elif self.watched.kind == "map":
+            self.watched.set_epoch(epoch)
+        else:  # whose order is not ours: its number alone
+            self.watched.place(epoch, 0)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.watched.load_state_dict(state)

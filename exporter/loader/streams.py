@@ -101,6 +101,18 @@ class Stream:
         self._passes += 1
         return _StreamPass(self, self._passes, batches)
 
+    def place(self, epoch: int, position: int) -> None:
+        """Number what comes next from here on, also in a pass that is open. Which data that is, is up to the loader."""
+        self._epoch, self._position, self._begun = int(epoch), int(position), False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch, from its beginning unless the loaded position lies in it; the loader is told, too."""
+        if self._begun or epoch != self._epoch:
+            self.place(epoch, 0)
+        inner = getattr(self._inner, "set_epoch", None)
+        if callable(inner):
+            inner(epoch)
+
     def consumed(self) -> Consumed | None:
         """Return what was handed out since the last call, or None; lets go of the batches."""
         return self._tally.take()

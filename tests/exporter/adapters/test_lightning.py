@@ -177,7 +177,7 @@ def test_a_fault_in_the_callback_never_reaches_the_trainer(tmp_path: Path, monke
     monkeypatch.setattr(TrainwardenCallback, "_mean", broken)
     made = fit(tmp_path, Module(), watching, max_epochs=1)
     assert made.global_step == 6
-    assert "a fault of ours" in watching.notices[0]
+    assert [one for one in watching.notices if "a fault of ours" in one]
     assert watching._notices.count("Lightning on_train_batch_end") == 6
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,19 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from torch.utils.data import DataLoader, IterableDataset
 
-from tests.exporter.adapters.lightning_fits import ROOT, Module, checkpoints, fit, loader, records, trainer, warden
+from tests.exporter.adapters.lightning_fits import (
+    ROOT,
+    ROWS,
+    Module,
+    checkpoints,
+    fit,
+    loader,
+    records,
+    trainer,
+    warden,
+)
 from tests.exporter.runs import events, lines
 from trainwarden.record import Step
 
@@ -224,3 +236,65 @@ assert "lightning" not in sys.modules
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert [record.step for record in records(tmp_path)] == [1, 2, 3]
+
+
+class Sized(IterableDataset[torch.Tensor]):
+    """A stream that says how long it is."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(ROWS[:24])
+
+    def __len__(self) -> int:
+        return 24
+
+
+class Resumable:
+    """A loader with a state of its own, as torchdata's is one: each pass has the 24 rows in another order."""
+
+    num_workers, batch_size = 0, 4
+
+    def __init__(self) -> None:
+        self.passes, self.at, self.loaded = 0, 0, False
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if not self.loaded:
+            self.passes, self.at = self.passes + 1, 0
+        self.loaded = False
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(self.passes)).tolist()
+        while self.at < 6:
+            self.at += 1
+            yield torch.stack([ROWS[row] for row in order[4 * self.at - 4 : 4 * self.at]])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.passes, self.loaded = state["at"], state["passes"], True
+
+
+def test_a_loader_with_a_state_of_its_own_goes_on_by_lightnings_own_means_and_with_its_positions(
+    tmp_path: Path,
+) -> None:
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=4, save_top_k=-1)
+    whole = Module()
+    fit(tmp_path, whole, warden(tmp_path, wrap=True), saving, data=Resumable(), max_epochs=2)
+    path = str(tmp_path / "saved" / "step=4.ckpt")
+    plain, again = Module(), Module()
+    fit(tmp_path / "plain", plain, data=Resumable(), max_epochs=2, path=path)
+    fit(tmp_path / "again", again, warden(tmp_path / "again", wrap=True), data=Resumable(), max_epochs=2, path=path)
+    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    found, expected = records(tmp_path / "again"), records(tmp_path)[4:]
+    assert [record.samples for record in found] == [record.samples for record in expected]
+    assert [record.value("epoch") for record in found] == [record.value("epoch") for record in expected]
+
+
+def test_a_stream_has_positions_by_epoch(tmp_path: Path) -> None:
+    watching = warden(tmp_path, wrap=True)
+    fit(tmp_path, Module(), watching, data=DataLoader(Sized(), batch_size=4), max_epochs=2)
+    assert [record.samples for record in records(tmp_path)] == [[(at, at + 4)] for at in range(0, 24, 4)] * 2
+    assert [record.value("epoch") for record in records(tmp_path)] == [0] * 6 + [1] * 6
+    assert watching.notices == []

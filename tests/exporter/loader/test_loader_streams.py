@@ -174,3 +174,38 @@ def test_samples_are_counted_from_shapes_alone() -> None:
     assert samples_in(torch.zeros(())) is None
     assert samples_in("text") is None
     assert samples_in(3) is None
+
+
+def test_a_stream_is_told_its_epoch_and_where_its_numbers_go_on() -> None:
+    class Told(Resumable):
+        told: list[int]
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told = [*getattr(self, "told", []), epoch]
+
+    inner = Told(length=3)
+    loader = watch(inner)
+    loader.set_epoch(2)  # type: ignore[attr-defined]
+    assert inner.told == [2]
+    next(iter(loader))
+    found = loader.consumed()
+    assert found is not None
+    assert (found.epoch, found.samples, found.position) == (2, [(0, 4)], 4)
+    loader.set_epoch(3)  # type: ignore[attr-defined]  # the pass was left early
+    batches = iter(loader)
+    loader.place(3, 40)  # type: ignore[attr-defined]
+    next(batches)
+    found = loader.consumed()
+    assert found is not None
+    assert (found.epoch, found.samples, found.position) == (3, [(40, 44)], 44)
+
+
+def test_an_epoch_that_is_known_leaves_a_loaded_position_alone() -> None:
+    first, second = watch(Resumable()), watch(Resumable())
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(0)  # type: ignore[attr-defined]
+    next(iter(second))
+    found = second.consumed()
+    assert found is not None
+    assert found.samples == [(4, 8)]
