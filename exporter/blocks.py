@@ -115,9 +115,16 @@ def _is_block(module: nn.Module) -> bool:
         for child in module.children()
         for part in (child.children() if isinstance(child, nn.ModuleList) else [child])
     ]
-    parts = [child for child in children if _has_parameters(child)]
-    known = (_group(name.rpartition(".")[2], part, True) for name, part in module.named_modules() if name)
-    return len(parts) > 1 and any(group in ("attention", "mlp", "norm") for group in known)
+    if sum(map(_has_parameters, children)) < 2 or not _groups_in(module) & {"attention", "mlp", "norm"}:
+        return False
+    # Several models in a list are no blocks: theirs are. Experts in a list within a block are no blocks.
+    inner = (part for part in module.modules() if part is not module and _is_stack(part))
+    return not any("attention" in _groups_in(child) for stack in inner for child in stack.children())
+
+
+def _groups_in(module: nn.Module) -> set[str | None]:
+    """Return the groups of what is below a module."""
+    return {_group(name.rpartition(".")[2], part, True) for name, part in module.named_modules() if name}
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
