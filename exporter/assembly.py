@@ -45,6 +45,7 @@ from .probes.own_gradient import OwnGradient
 from .probes.probe import Probe
 from .probes.replica_hash import ReplicaHash
 from .probes.samples import Samples
+from .probes.sources import Sources
 from .probes.step_time import StepTime
 from .probes.update_applied import UpdateApplied
 from .recorder import Recorder
@@ -84,6 +85,7 @@ def default_probes(
     settings: Settings | None = None,
     devices: Collection[torch.device] = (),
     structure: Structure | None = None,
+    notices: Notices | None = None,
 ) -> list[Probe]:
     """Return the probes of an exporter, in the order in which a record lists what they saw."""
     structure = structure or Structure()
@@ -97,6 +99,7 @@ def default_probes(
         Nonfinite(),
         Samples(),
         Fingerprint(None if settings is None else settings.token_classes, devices),
+        Sources(() if settings is None else settings.sources, notices),
         StepTime(),
         GradZero(watched),
         OptimizerState(watched),
@@ -125,7 +128,7 @@ def assemble(
     cadence = Cadence(settings.cadence, settings.watch_steps)
     devices = {local(parameter).device for parameter in watched.params}
     inside = Inside(model, notices)
-    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices, inside.structure)
+    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices, inside.structure, notices)
     observer = Observer(optimizers, watched, probes, cadence, notices)
     # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
     staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + inside.numbers + 1024)
@@ -142,7 +145,7 @@ def assemble(
         notices,
         settings.rotate_bytes,
     )
-    page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS)
+    page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS, settings.sources)
     preflight = None
     if settings.preflight and identity.rank == 0:  # what is set is set for all
         known = facts(model, optimizers, watched, settings.total_steps)

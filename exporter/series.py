@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from trainwarden.record import Event, Step, Value
-from trainwarden.signals import DERIVED, LABEL_VALUES, PHASES, SIGNALS, WINDOW_SECONDS, Signal
+from trainwarden.signals import DERIVED, LABEL_VALUES, OTHER_SOURCES, PHASES, SIGNALS, WINDOW_SECONDS, Signal
 
 Labels = tuple[str, ...]
 
@@ -79,9 +79,11 @@ class Page(Collector):
         rank: int,
         max_series: int = 1000,
         window_seconds: float = WINDOW_SECONDS,
+        sources: Sequence[str] = (),
     ) -> None:
         self._base: Labels = (run, str(rank))
         self._limit = max_series
+        self._sources = (*sources, OTHER_SOURCES)
         #: Gives the exporter's own numbers (series name to value) at the time of a scrape.
         self.own: Callable[[], dict[str, float]] = dict
         self._lock = threading.Lock()
@@ -95,12 +97,17 @@ class Page(Collector):
         self._ema = 0.0
         self._weight = 0.0
         for signal in PROBED:
-            # Rates go by the optimizer's parameter groups, whose names are not known beforehand.
-            for labels in [("all",)] if signal.name == "lr" else _label_sets(signal.labels):
+            for labels in self._known_labels(signal):
                 self._put(signal.series, labels, _first(signal.series, signal.type))
         for series in DERIVED:
             for labels in _label_sets(series.labels):
                 self._put(series.name, labels, _first(series.name, series.type))
+
+    def _known_labels(self, signal: Signal) -> list[Labels]:
+        if signal.name == "source_share":
+            return [(name,) for name in self._sources]
+        # Rates go by the optimizer's parameter groups, whose names are not known beforehand.
+        return [("all",)] if signal.name == "lr" else _label_sets(signal.labels)
 
     @property
     def dropped(self) -> int:
@@ -153,11 +160,23 @@ class Page(Collector):
                 self._exemplar = Exemplar({"shard": name}, step.value("samples_seen") or 0.0, step.time)
 
     def _signal(self, signal: Signal, value: Value) -> None:
+        if signal.name == "source_share":
+            value = self._configured(value)
         add = signal.type == "counter" and not signal.cumulative
         for labels, number in _flatten(value, len(signal.labels)):
             if signal.type == "counter" and not number >= 0:
                 continue
             self._put(signal.series, labels, number, add=add)
+
+    def _configured(self, shares: Value) -> Value:
+        """Return the shares of the configured sources, 0 where the batch has none of one, and of all others together."""
+        if not isinstance(shares, dict):
+            return {}
+        found: dict[str, Value] = dict.fromkeys(self._sources, 0.0)
+        for name, share in shares.items():
+            known = name if name in found else OTHER_SOURCES
+            found[known] = _number(found[known]) + _number(share)
+        return found
 
     def event(self, event: Event) -> None:
         """Take over an event; a complete checkpoint is shown."""
@@ -205,6 +224,10 @@ class Page(Collector):
         for key, value in values.items():
             gauge.add_metric((*self._base, *key), value)
         return gauge
+
+
+def _number(value: Value) -> float:
+    return 0.0 if isinstance(value, dict) else float(value)
 
 
 def _first(name: str, kind: str) -> float:

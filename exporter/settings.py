@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainwarden.signals import MOST_SOURCES, OTHER_SOURCES
 
 from .vocabulary import TokenClasses
 
@@ -24,6 +27,7 @@ class Settings:
     ``own_gradients``: whether a rank's gradient is looked at before it is reduced over the ranks.
     ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them,
     and ``preflight`` turns its checks off.
+    ``sources``: names of the sources that batches say in numbers, from 0; these are on the page, too.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
     the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
@@ -47,6 +51,7 @@ class Settings:
     total_steps: int | None = None
     preflight: bool = True
     token_classes: Any = None
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("cadence", "max_series", "ring", "rotate_bytes"):
@@ -67,8 +72,27 @@ class Settings:
             raise TypeError(f"port: {self.port!r} is not a whole number; leave it out for {BASE_PORT} + local rank")
         if not isinstance(self.host, str):
             raise TypeError(f"host: {self.host!r} is not a string")
+        object.__setattr__(self, "sources", source_names(self.sources))
         if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
             object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
+
+
+def source_names(given: Any) -> tuple[str, ...]:
+    """Return the names of sources as a tuple.
+
+    Raises:
+        TypeError, ValueError: they are no names, too many, or not one for each.
+    """
+    if (
+        isinstance(given, str)
+        or not isinstance(given, Sequence)
+        or not all(isinstance(name, str) and name for name in given)
+    ):
+        raise TypeError(f"sources: {given!r} is no sequence of names")
+    names = tuple(given)
+    if len(names) > MOST_SOURCES or len(set(names)) < len(names) or OTHER_SOURCES in names:
+        raise ValueError(f"sources: give up to {MOST_SOURCES} different names, none of them {OTHER_SOURCES!r}")
+    return names
 
 
 def disabled() -> bool:

@@ -102,7 +102,7 @@ def read_series(text: str, compiler: Compiler) -> SeriesKey:
         raise ExpressionError(0, f"unknown signal {tree.name!r}{hint}{own}")
     given: dict[str, str] = {}
     for matcher in tree.matchers:
-        known = LABEL_VALUES.get(matcher.label, ()) if tree.name not in compiler.own and tree.name != "lr" else ()
+        known = LABEL_VALUES.get(matcher.label, ()) if tree.name not in (*compiler.own, "lr", "source_share") else ()
         if matcher.operator != "=":
             raise ExpressionError(matcher.at.first, "the labels of a series are given with =")
         if matcher.label not in (*signal.labels, "rank"):

@@ -32,6 +32,9 @@ TABLES = ("token", "position")
 #: What a token may be, where the exporter was told which ids are.
 TOKEN_CLASSES = ("digit", "padding")
 
+#: Sources of data that are told apart, and what the rest is called. Their names are the user's own.
+MOST_SOURCES, OTHER_SOURCES = 32, "other"
+
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "group": GROUPS,
     "quantity": QUANTITIES,
@@ -41,6 +44,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "table": TABLES,
     "block": (),  # as many as the model has; their numbers from 0
     "class": TOKEN_CLASSES,
+    "source": (OTHER_SOURCES,),
 }
 
 
@@ -70,6 +74,13 @@ class Signal:
 
 SIGNALS: tuple[Signal, ...] = (
     Signal("loss", "nats per token", "Loss of the step's batch, before the update.", "train_loss", reduce="mean"),
+    Signal(
+        "loss_expected",
+        "nats per token",
+        "Loss that the step's mix of sources should have, by the present level of each of them.",
+        "train_loss_expected",
+        reduce="mean",
+    ),
     Signal("grad_norm", "1", "L2 norm of the gradient before clipping.", "train_grad_norm", labels=("group",)),
     Signal(
         "clip_ratio",
@@ -294,6 +305,14 @@ SIGNALS: tuple[Signal, ...] = (
         "Share of digits among the batch's tokens that are no padding, and of padding among all of them.",
         "train_batch_token_share",
         labels=("class",),
+        reduce="mean",
+    ),
+    Signal(
+        "source_share",
+        "1",
+        "Share of the batch's samples by source; on the page for the sources that are configured.",
+        "train_source_share",
+        labels=("source",),
         reduce="mean",
     ),
     Signal(

@@ -21,8 +21,8 @@ from .syntax import Binary, By, Call, Matcher, Negative, Not, Number, Option, Se
 from .windows import LONGEST
 
 _COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
-# Labels whose values are the user's own: optimizer parameter groups.
-_OPEN = frozenset({("lr", "group")})
+# Labels whose values are the user's own: optimizer parameter groups, sources of data.
+_OPEN = frozenset({("lr", "group"), ("source_share", "source")})
 
 
 @dataclass(slots=True)
