@@ -8,30 +8,46 @@ torch.optim (adam.py, adamw.py, sgd.py), with the corrections in float64 as its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainwarden.signals import MOMENTS
+
 from .measure import full_precision
 from .watched import local
 
 Group = dict[str, Any]
+#: What the states called ``exp_avg`` and ``exp_avg_sq`` are the moments of the gradient in. Not in Adafactor of transformers, where
+#: the first averages updates.
+_MOMENTS: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
+    (torch.optim.Adam, MOMENTS),
+    (torch.optim.AdamW, MOMENTS),
+    (torch.optim.NAdam, MOMENTS),
+    (torch.optim.RAdam, MOMENTS),
+    (torch.optim.SparseAdam, MOMENTS),
+    (torch.optim.Adamax, MOMENTS[:1]),
+)
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether the optimizer updates as torch's Adam or AdamW do."""
-    return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and type(optimizer).step in (
-        torch.optim.Adam.step,
-        torch.optim.AdamW.step,
-    )
+    return _steps_as(optimizer, torch.optim.Adam) or _steps_as(optimizer, torch.optim.AdamW)
 
 
 def is_sgd(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether the optimizer updates as torch's SGD does."""
-    return isinstance(optimizer, torch.optim.SGD) and type(optimizer).step is torch.optim.SGD.step
+    return _steps_as(optimizer, torch.optim.SGD)
+
+
+def _steps_as(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> bool:
+    """Say whether an optimizer's step is that of a class of torch's, which wraps it once in each class that is made use of."""
+    return isinstance(optimizer, kind) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -39,11 +55,23 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
     return is_adam(optimizer) or is_sgd(optimizer)
 
 
+def moments_of(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of the states that are moments of the gradient. ``states`` are those of some parameters.
+
+    Of an optimizer that is not torch's, both are taken at their word where every parameter has both: an optimizer that keeps rows and
+    columns, or one average alone, means something else by the names.
+    """
+    for kind, names in _MOMENTS:
+        if isinstance(optimizer, kind):
+            return names
+    return MOMENTS if states and all(moment in state for state in states for moment in MOMENTS) else ()
+
+
 def has_factors(group: Group, steps: Sequence[Any]) -> bool:
     """Say whether rate and step counts can be combined where they are, without a copy between devices."""
-    rate = group["lr"]
     places = {step.device for step in steps if isinstance(step, torch.Tensor)}
-    return len(places) <= 1 and (not isinstance(rate, torch.Tensor) or places <= {rate.device})
+    factors = [factor for factor in (group["lr"], *group["betas"]) if isinstance(factor, torch.Tensor)]
+    return len(places) <= 1 and all(places <= {factor.device} for factor in factors)
 
 
 def adam_factors(
@@ -81,11 +109,20 @@ def adam_directions(first: list[Tensor], second: list[Tensor], epsilons: list[Te
     (p + u) / (1 - k) and the whole update u + k * old = (u + k * p) / (1 - k), which is rate * direction + decay * p. Its norm
     follows from those of direction and parameter and from their product: no factor has to go through memory.
     """
-    directions = list(torch._foreach_sqrt(full_precision(second)))
+    directions = _roots(second)
     for direction, moment, epsilon in zip(directions, full_precision(first), epsilons, strict=True):
         direction.add_(epsilon)
         torch.div(moment, direction, out=direction)
     return directions
+
+
+def _roots(tensors: list[Tensor]) -> list[Tensor]:
+    """Return square roots in float32 or better; a tensor that had to be copied for it is not copied twice."""
+    wide = full_precision(tensors)
+    if any(copy is tensor for copy, tensor in zip(wide, tensors, strict=True)):
+        return list(torch._foreach_sqrt(wide))
+    torch._foreach_sqrt_(wide)
+    return wide
 
 
 def adam_squares(
@@ -113,3 +150,14 @@ def sgd_update(
     if decay:
         torch._foreach_add_(directions, torch._foreach_mul(full_precision(params), decay))
     return list(torch._foreach_mul(directions, rate / (1 - decay * rate)))
+
+
+def shares(squares: Mapping[str, float]) -> dict[str, float]:
+    """Return each group's share of the squared norm of an update, and as ``all`` the largest of them; nothing of no update."""
+    whole = squares.get("all", 0.0)
+    if whole == 0:
+        return {}
+    found = {
+        group: square / whole if whole < math.inf else math.nan for group, square in squares.items() if group != "all"
+    }
+    return {"all": max(found.values(), key=lambda share: (share != share, share)), **found} if found else {}

@@ -52,6 +52,8 @@ class Observer:
         self._cadence = cadence
         self._notices = notices
         self._open: dict[int, Update] = {}
+        self._depth: dict[int, int] = {}
+        self._updated: set[int] = set()
         self._scalers: dict[int, Any] = {}
         self._handles: list[Any] = []
         self.active = True
@@ -106,6 +108,8 @@ class Observer:
         self.step = step
         self.sheet = Sheet(due=self._cadence.due(step))
         self._open.clear()
+        self._depth.clear()
+        self._updated.clear()
         self._opened = time.perf_counter()
 
     def close(self, loss: Tensor | float | None, consumed: Any, batches: Sequence[Any]) -> Sheet:
@@ -113,7 +117,7 @@ class Observer:
         sheet = self.sheet
         for known in self._scalers.values():
             if getattr(known, "_scale", None) is not None:
-                sheet.add("loss_scale.now", known._scale)
+                sheet.add("loss_scale.now", known._scale, id(known))
         for one in self.beside:
             one.take(sheet)
         sheet.host["lr.factor"] = self.factor(self.step)
@@ -149,11 +153,12 @@ class Observer:
             self.seconds += time.perf_counter() - began
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
+        if depth > 1 or not self.active:  # a subclass's step runs that of torch inside, and both tell
+            return None
         closure = _closure(args, kwargs)
         if closure is None:
             self._guarded(self._open_update, optimizer)
-            return None
-        if not self.active:
             return None
         return _with_closure(args, kwargs, self._opening(optimizer, closure))
 
@@ -170,9 +175,15 @@ class Observer:
         return watched_closure
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._guarded(self._close_update, optimizer)
+        depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
+        if depth <= 0:
+            self._guarded(self._close_update, optimizer)
 
     def _open_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._updated:
+            sentence = "an optimizer steps more than once between two calls of exporter.step(): the first counts; call it after each"
+            self._notices.say("several updates", sentence)
+            return
         params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         indices, gradients = self._watched.gradients(params)
         update = Update(
@@ -185,6 +196,7 @@ class Observer:
             grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
         )
         self._open[id(optimizer)] = update
+        self._updated.add(id(optimizer))
         self.sheet.host["updates"] = self.sheet.host.get("updates", 0) + 1
         self._show("before", update, due=self.sheet.due)
 
@@ -213,7 +225,8 @@ class Observer:
         else:
             dense = [(index, local(grad)) for index, grad in zip(indices, gradients, strict=True)]
             dense = [(index, grad) for index, grad in dense if grad.layout is torch.strided and grad.numel()]
-            pieces = list(norms([grad for _, grad in dense], [index for index, _ in dense]))
+            wide = self._watched.reach.wide("grad")
+            pieces = list(norms([grad for _, grad in dense], [index for index, _ in dense], wide))
         captures = [capture for capture in self.sheet.captures if not capture.indices & covers]
         told = self._watched.told(indices, gradients)
         self.sheet.captures = [*captures, Capture(covers, pieces, total, told=told)]
@@ -303,7 +316,7 @@ class Observer:
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         if getattr(state.get("stage"), "name", "READY") == "READY":
             self._note_scale(scaler, optimizer)
-        self.sheet.add("loss_scale", scaler._scale.clone())
+        self.sheet.add("loss_scale", scaler._scale.clone(), id(scaler))
         nominal = self.sheet.host.setdefault("lr.nominal", {})
         nominal[self._optimizers.index(optimizer)] = rates(optimizer)
 
@@ -312,7 +325,7 @@ class Observer:
             return
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         for found in state.get("found_inf_per_device", {}).values():
-            self.sheet.add("found_inf", local(found).clone())
+            self.sheet.add("found_inf", local(found).clone(), id(optimizer))
 
 
 def _closure(args: Any, kwargs: Any) -> Callable[..., Any] | None:

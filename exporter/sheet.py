@@ -74,6 +74,11 @@ class Reading:
         return None if found is None else any(bool(array[0] > 0) for _, array in found)
 
     @property
+    def skipped_by(self) -> frozenset[Any]:
+        """The optimizers, by ``id``, whose updates a GradScaler skipped."""
+        return frozenset(optimizer for optimizer, array in self.values.get("found_inf", ()) if array[0] > 0)
+
+    @property
     def measured(self) -> bool:
         """Whether the costly probes looked at an update of this step and their values are there."""
         return self.due and self.complete and self.host.get("updates") is not None

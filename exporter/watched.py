@@ -12,7 +12,7 @@ from trainwarden.signals import GROUPS
 
 from .copies import mesh_size, opaque, parts, signature
 from .groups import group_of
-from .measure import DEVICE_BLOCK
+from .measure import DEVICE_BLOCK, Reach
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -42,6 +42,8 @@ class Watched:
         self._parts: list[float] = []
         self._arrays: tuple[np.ndarray, np.ndarray] | None = None
         self.vocabulary: int | None = None
+        #: In which type the squares of each quantity are summed.
+        self.reach = Reach()
         #: Why it cannot be told which rank holds what of the parameters, None where their placements tell.
         self.untold: str | None = opaque(model)
         #: Whether a rank holds a part of what is trained: what it measures alone is not global.

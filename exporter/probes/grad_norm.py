@@ -36,7 +36,8 @@ class GradNorm(Probe):
             return
         indices = [update.indices[at] for at in rest]
         told = self._watched.told(indices, [update.params[at].grad for at in rest])
-        for which, values in norms([update.gradients[at] for at in rest], indices):
+        wide = self._watched.reach.wide("grad")
+        for which, values in norms([update.gradients[at] for at in rest], indices, wide):
             key = None
             if update.grad_scale is not None:
                 key = f"grad_scale.{len(update.sheet.tensors)}"
@@ -58,6 +59,7 @@ class GradNorm(Probe):
         indices, squares, _ = self._squares(reading)
         if reading.skipped or not len(indices):
             return {}
+        self._watched.reach.saw("grad", np.sqrt(squares), self._watched.sizes_of(indices))
         sums = self._watched.group_sums(indices, squares)
         by_group = {group: root(total) for group, total in sums.items()}
         return {"shard_grad_norm": by_group["all"]} if self._watched.split else {"grad_norm": dict(by_group)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from trainwarden.exporter.measure import DEVICE_BLOCK, flat
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched
@@ -28,7 +29,7 @@ class GradZero(Probe):
         for index, gradient in zip(update.indices, update.gradients, strict=True):
             indices, members = counts.setdefault(gradient.device, ([], []))
             indices.append(index)
-            members.append(torch.count_nonzero(gradient))
+            members.append(_nonzero(gradient))
         for indices, members in counts.values():
             update.sheet.add("grad_nonzero", torch.stack(members), np.array(indices, dtype=np.int64))
 
@@ -59,6 +60,13 @@ class GradZero(Probe):
             if elements > 0:
                 found[group] = max(0.0, 1.0 - totals[f"grad_nonzero.{group}"] / elements)
         return {"grad_zero_ratio": found} if found else {}
+
+
+def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    """Count the elements that are not zero, on a device block by block: it makes a byte of each for it there."""
+    if tensor.device.type == "cpu" or tensor.numel() <= DEVICE_BLOCK:
+        return torch.count_nonzero(tensor)
+    return torch.stack([torch.count_nonzero(piece) for piece in torch.split(flat(tensor), DEVICE_BLOCK)]).sum()
 
 
 def _together(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

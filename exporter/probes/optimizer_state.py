@@ -1,19 +1,19 @@
 """Parameters, moments and the intended update, in one pass over memory.
 
-Parameters and both moments are the largest things a step reads; reading them once for three series is half the cost of this
+Parameters and both moments are the largest things a step reads; reading them once for four series is half the cost of this
 room. On a CPU the pass goes block by block through the cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainwarden.exporter.intended import (
     adam_directions,
@@ -23,7 +23,9 @@ from trainwarden.exporter.intended import (
     is_adam,
     is_known,
     is_sgd,
+    moments_of,
     sgd_update,
+    shares,
 )
 from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_ALONE, HOST_BLOCK, blocks, foreach_norm, full_precision
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
@@ -34,6 +36,9 @@ from trainwarden.signals import GROUPS, MOMENTS
 
 #: Numbers of blocks and the parameters that the blocks are of, by device and what the numbers are.
 Found = dict[tuple[torch.device, str], tuple[list[int], list[Tensor]]]
+#: Square and number of elements by group.
+Sums = Mapping[str, tuple[float, float]]
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 @dataclass(slots=True)
@@ -59,10 +64,10 @@ class _Chunk:
 
 
 class OptimizerState(Probe):
-    """Signals ``weight_rms``, ``moment_rms`` and ``update_ratio`` by group, of the parameters that were updated.
+    """Signals ``weight_rms``, ``moment_rms``, ``update_ratio`` and ``update_share`` by group, of the parameters that were updated.
 
-    Weights are those after the update. The intended update of an optimizer that is not torch's Adam, AdamW or SGD is absent;
-    that of a skipped step is zero.
+    Weights are those after the update. The intended update of an optimizer that is not torch's Adam, AdamW or SGD is absent, and
+    with it the ratio of the groups that have a parameter of it; that of a skipped step is zero.
     """
 
     name = "optimizer_state"
@@ -82,38 +87,44 @@ class OptimizerState(Probe):
     def after(self, update: Update) -> None:
         """Go through parameters and state once."""
         found: Found = {}
+        reach = self._watched.reach
+        wide = {name: reach.wide(name) for name in ("weight", "update", *MOMENTS)}
         place = {id(parameter): at for at, parameter in enumerate(update.params)}
         for group in update.optimizer.param_groups:
             members = [(place[id(parameter)], parameter) for parameter in group["params"] if id(parameter) in place]
             for chunk in _chunks(update, group, members):
                 lists = chunk.lists
-                results = {"weight_norms": lists["param"]}
-                if "exp_avg" in lists:
-                    results["moment_norms.exp_avg"] = lists["exp_avg"]
-                    results["moment_norms.exp_avg_sq"] = lists["exp_avg_sq"]
-                if "epsilon" in lists and "exp_avg" in lists:
+                chunk.put(found, "weight_norms", foreach_norm(lists["param"], wide["weight"]))
+                for moment in MOMENTS:
+                    if moment in lists:
+                        chunk.put(found, f"moment_norms.{moment}", foreach_norm(lists[moment], wide[moment]))
+                if "epsilon" in lists and lists.keys() >= set(MOMENTS):
                     second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
                     directions = adam_directions(lists["exp_avg"], second, lists["epsilon"])
-                    results["direction_norms"] = directions
                     pairs = zip(directions, full_precision(lists["param"]), strict=True)
                     chunk.put(found, "direction_products", [torch.dot(direction, param) for direction, param in pairs])
+                    chunk.put(found, "direction_norms", foreach_norm(directions, wide["update"]))
                 elif is_sgd(update.optimizer):
                     buffers = lists.get("momentum_buffer") if group["momentum"] else None
-                    results["update_norms"] = sgd_update(group, lists["param"], lists.get("grad", []), buffers)
-                for name, tensors in results.items():
-                    chunk.put(found, name, foreach_norm(tensors))
+                    moved = sgd_update(group, lists["param"], lists.get("grad", []), buffers)
+                    chunk.put(found, "update_norms", foreach_norm(moved, wide["update"]))
         for (_, name), (indices, norms) in found.items():
             entry, _, moment = name.partition(".")
             update.sheet.add(entry, torch.stack(norms), (moment, np.array(indices, dtype=np.int64)))
-        if is_known(update.optimizer):
-            update.sheet.host["update_known"] = True
+        if not is_known(update.optimizer):
+            update.sheet.host["update_unknown"] = True
+        which = np.array(update.indices, dtype=np.int64)
+        update.sheet.host.setdefault("updated", []).append((id(update.optimizer), which))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
-        """Return the root mean squares and the ratio."""
+        """Return the root mean squares, the ratio and the shares."""
         if self._watched.split:
             return {}
-        means = {name: self._root_mean(*squares) for name, squares in self._squares(reading).items()}
-        return self._signals(reading, means)
+        sums = {}
+        for name, (indices, squares) in self._squares(reading).items():
+            by_group, sizes = self._watched.group_sums(indices, squares), self._watched.group_sizes(indices)
+            sums[name] = {group: (square, sizes[group]) for group, square in by_group.items()}
+        return self._signals(reading, sums)
 
     def shares(self, reading: Reading) -> Shares | None:
         """Return this rank's squares, of how many elements each."""
@@ -128,32 +139,42 @@ class OptimizerState(Probe):
 
     def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
         """Return the same over all ranks."""
-        means = {
+        sums = {
             name: {
-                group: _root(totals[f"{name}_square.{group}"] / totals[f"{name}_elements.{group}"])
+                group: (totals[f"{name}_square.{group}"], totals[f"{name}_elements.{group}"])
                 for group in GROUPS
                 if totals[f"{name}_elements.{group}"] > 0
             }
             for name in ("weight", *MOMENTS, "update")
         }
-        return self._signals(reading, means)
+        return self._signals(reading, sums)
 
-    def _signals(self, reading: Reading, means: dict[str, dict[str, float]]) -> dict[str, Value]:
+    def _signals(self, reading: Reading, sums: Mapping[str, Sums]) -> dict[str, Value]:
         found: dict[str, Value] = {}
-        weights, updates = means.get("weight", {}), means.get("update", {})
+        weights, updates = sums.get("weight", {}), sums.get("update", {})
         if weights:
-            found["weight_rms"] = dict(weights)
-        moments: dict[str, Value] = {moment: dict(means[moment]) for moment in MOMENTS if means.get(moment)}
+            found["weight_rms"] = {group: _root_mean(weights[group]) for group in weights}
+        moments: dict[str, Value] = {
+            moment: {group: _root_mean(of_group) for group, of_group in sums[moment].items()}
+            for moment in MOMENTS
+            if sums.get(moment)
+        }
         if moments:
             found["moment_rms"] = moments
-        if updates:
-            self._last_groups = dict.fromkeys(updates, 0.0)
-        if reading.skipped and reading.due and self._last_groups:
+        whole = {group: _root_mean(updates[group]) for group in updates if _as_many(updates[group], weights.get(group))}
+        if whole:
+            self._last_groups = dict.fromkeys(whole, 0.0)
+        if reading.skipped and reading.due and not whole and self._last_groups:
             found["update_ratio"] = dict(self._last_groups)
-        elif updates:
+        elif whole:
+            ratios = {group: (whole[group], _root_mean(weights[group])) for group in whole}
             found["update_ratio"] = {
-                group: updates[group] / weights[group] for group in updates if weights.get(group, 0.0) != 0.0
+                group: update / weight for group, (update, weight) in ratios.items() if weight != 0
             }
+        if not reading.host.get("update_unknown"):
+            portions = shares({group: square for group, (square, _) in updates.items()})
+            if portions:
+                found["update_share"] = dict(portions)
         return found
 
     def _squares(self, reading: Reading) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -165,48 +186,64 @@ class OptimizerState(Probe):
         ):
             pieces = [(which, values) for (known, which), values in reading.pieces(entry) if known == moment]
             if pieces:
-                norms = np.concatenate([values for _, values in pieces])
-                found[name] = np.concatenate([which for which, _ in pieces]), norms**2
+                indices, norms = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+                found[name] = indices, self._square(name, indices, norms)
         updates = self._updates(reading)
         if updates is not None:
             found["update"] = updates
         return found
 
+    def _square(self, name: str, indices: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        self._watched.reach.saw(name, norms, self._watched.sizes_of(indices))
+        with np.errstate(over="ignore"):
+            squares: np.ndarray = norms**2
+            return squares
+
     def _updates(self, reading: Reading) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return parameters and the squares of their intended updates."""
+        """Return parameters and the squares of their intended updates; zero where a GradScaler skipped them."""
         indices, squares = [], []
         for (_, which), values in reading.pieces("update_norms"):
             indices.append(which)
-            squares.append(values**2)
-        rates, decays = self._by_parameter(reading, "adam_rates"), self._by_parameter(reading, "adam_decays")
-        for which, decay in reading.host.get("adam_decays", ()):
-            decays[which] = decay
-        directions = self._by_parameter(reading, "direction_norms", square=True)
-        if directions.any() or "direction_norms" in reading.values:
+            squares.append(self._square("update", which, values))
+        if "direction_norms" in reading.values:
+            rates, decays = self._by_parameter(reading, "adam_rates"), self._by_parameter(reading, "adam_decays")
+            for which, decay in reading.host.get("adam_decays", ()):
+                decays[which] = decay
+            directions = self._by_parameter(reading, "direction_norms", square=True)
             products = self._by_parameter(reading, "direction_products")
             weights = self._by_parameter(reading, "weight_norms", square=True)
             which = np.unique(np.concatenate([which for (_, which), _ in reading.pieces("direction_norms")]))
+            self._watched.reach.saw("update", np.sqrt(directions[which]), self._watched.sizes_of(which))
             indices.append(which)
-            squares.append(
-                adam_squares(directions[which], products[which], weights[which], rates[which], decays[which])
-            )
-        return (np.concatenate(indices), np.concatenate(squares)) if indices else None
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares.append(
+                    adam_squares(directions[which], products[which], weights[which], rates[which], decays[which])
+                )
+        if not indices:
+            return None
+        of_whom, all_squares = np.concatenate(indices), np.concatenate(squares)
+        skipped = [which for optimizer, which in reading.host.get("updated", ()) if optimizer in reading.skipped_by]
+        if skipped:  # a fused optimizer tells its hooks of a step that it did not make
+            all_squares[np.isin(of_whom, np.concatenate(skipped))] = 0.0
+        return of_whom, all_squares
 
     def _by_parameter(self, reading: Reading, entry: str, square: bool = False) -> np.ndarray:
         """Sum an entry's numbers, or their squares, by parameter; 0 where there are none."""
         found = np.zeros(len(self._watched))
-        for (_, which), values in reading.pieces(entry):
-            np.add.at(found, which, values**2 if square else values)
+        with np.errstate(over="ignore"):
+            for (_, which), values in reading.pieces(entry):
+                np.add.at(found, which, values**2 if square else values)
         return found
 
-    def _root_mean(self, indices: np.ndarray, squares: np.ndarray) -> dict[str, float]:
-        sums = self._watched.group_sums(indices, squares)
-        sizes = self._watched.group_sizes(indices)
-        return {group: _root(sums[group] / sizes[group]) for group in sums}
+
+def _root_mean(of_group: tuple[float, float]) -> float:
+    square, elements = of_group
+    return math.sqrt(square / elements) if square >= 0 else math.nan
 
 
-def _root(square: float) -> float:
-    return math.sqrt(square) if square >= 0 else math.nan
+def _as_many(some: tuple[float, float], others: tuple[float, float] | None) -> bool:
+    """Say whether two sums are over as many elements: an update of a part says nothing of the whole."""
+    return others is not None and abs(some[1] - others[1]) < 0.5
 
 
 def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tensor]]) -> Iterator[_Chunk]:
@@ -223,38 +260,53 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
             update.sheet.add("adam_decays", decay.expand(len(which)), ("", which))
         else:
             update.sheet.host.setdefault("adam_decays", []).append((which, decay))
-    names = _needed(update, group, adam)
+    names = _needed(update, group, states, adam)
     open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str]], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
         tensors = {"param": local(parameter)}
         for name in names:
             value = update.gradients[at] if name == "grad" else state.get(name)
-            if isinstance(value, torch.Tensor) and local(value).shape == tensors["param"].shape:
+            if _usable(value, tensors["param"]):
                 tensors[name] = local(value)
         device = tensors["param"].device
         key = (device, tensors["param"].dtype, frozenset(tensors))
-        cut = {name: blocks(tensor) for name, tensor in tensors.items()}
         limit = HOST_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-        for piece in range(len(cut["param"])):
-            parts = {name: flat[piece] for name, flat in cut.items()}
+        for parts in blocks(tensors):
+            size = parts["param"].numel()
             if adam:
                 parts["epsilon"] = epsilons[number]
-            size = parts["param"].numel()
+            chunk = open_chunks.get(key)
+            if chunk is not None and chunk.size + size > limit:
+                yield open_chunks.pop(key)
+                chunk = None
             if device.type == "cpu" and size >= HOST_ALONE:
                 alone = _Chunk(device)
                 alone.add(update.indices[at], size, parts)
                 yield alone
                 continue
-            chunk = open_chunks.setdefault(key, _Chunk(device))
+            if chunk is None:
+                chunk = open_chunks[key] = _Chunk(device)
             chunk.add(update.indices[at], size, parts)
-            if chunk.size >= limit:
-                yield open_chunks.pop(key)
     yield from open_chunks.values()
 
 
-def _needed(update: Update, group: dict[str, Any], adam: bool) -> tuple[str, ...]:
+def _usable(value: Any, parameter: Tensor) -> bool:
+    """Say whether a state is numbers, one for each of the parameter's: not codes of eight bits, nor rows and columns."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    own = local(value)
+    return (
+        type(own) in _PLAIN
+        and own.is_floating_point()
+        and own.shape == parameter.shape
+        and own.device == parameter.device
+    )
+
+
+def _needed(update: Update, group: dict[str, Any], states: list[Any], adam: bool) -> tuple[str, ...]:
     """Return what is read beside the parameters, by its name in the optimizer's state."""
     if is_sgd(update.optimizer):
         momentum = ("momentum_buffer",) if group["momentum"] else ()
         return momentum if momentum and not group["nesterov"] else ("grad", *momentum)
-    return (*MOMENTS, "max_exp_avg_sq") if adam and group["amsgrad"] else MOMENTS
+    names = moments_of(update.optimizer, states)
+    return (*names, "max_exp_avg_sq") if adam and group["amsgrad"] else names

@@ -8,27 +8,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwarden.exporter.measure import foreach_norm, full_precision
+from trainwarden.exporter.intended import shares
+from trainwarden.exporter.measure import flat, foreach_norm, full_precision
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
 from trainwarden.record import Value
 from trainwarden.signals import GROUPS
 
-#: Elements sampled of each parameter.
-SAMPLE = 1024
+#: Elements sampled of each parameter, fewer where there are so many parameters that all samples would be more than the second.
+SAMPLE, SAMPLES = 1024, 2**20
 
 
-def stride_of(tensor: Tensor) -> int:
-    """Return the stride that leaves about :data:`SAMPLE` elements, spread evenly over rows and columns."""
-    stride = max(1, tensor.numel() // SAMPLE)
+def stride_of(tensor: Tensor, sample: int = SAMPLE) -> int:
+    """Return the stride that leaves about ``sample`` elements, spread evenly over rows and columns."""
+    stride = -(-tensor.numel() // sample)
     while tensor.ndim > 1 and stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
         stride += 1  # a divisor of the row would hit the same columns again and again
-    return stride
+    return max(1, stride)
 
 
 class UpdateApplied(Probe):
-    """Signal ``update_applied_ratio`` by group, for any optimizer; zero on a skipped step."""
+    """Signal ``update_applied_ratio`` by group, for any optimizer; zero on a skipped step.
+
+    Where the intended update cannot be told, ``update_share`` comes from the same sample.
+    """
 
     name = "update_applied"
     costly = True
@@ -61,13 +65,14 @@ class UpdateApplied(Probe):
             tensor = local(parameter)
             stride = self._strides.get(index)
             if stride is None:
-                stride = self._strides[index] = stride_of(tensor)
+                sample = min(SAMPLE, max(1, SAMPLES // len(self._watched)))
+                stride = self._strides[index] = stride_of(tensor, sample)
             buckets.setdefault((tensor.device, tensor.dtype), []).append((index, tensor, stride))
         return list(buckets.values())
 
     def _sample(self, members: list[tuple[int, Tensor, int]]) -> Tensor:
         """Return the samples of some parameters end to end, in float32 or better; a copy."""
-        return full_precision([torch.cat([tensor.reshape(-1)[::stride] for _, tensor, stride in members])])[0]
+        return full_precision([torch.cat([flat(tensor)[::stride] for _, tensor, stride in members])])[0]
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the ratio of the two root mean squares, each parameter weighing by its size."""
@@ -97,17 +102,21 @@ class UpdateApplied(Probe):
     def _ratios(self, reading: Reading, changes: dict[str, float], weights: dict[str, float]) -> dict[str, Value]:
         if changes:
             self._last_groups = dict.fromkeys(changes, 0.0)
-        if reading.skipped and reading.due and self._last_groups:
+        elif reading.skipped and reading.due and self._last_groups:
             return {"update_applied_ratio": dict(self._last_groups)}
-        if not changes:
+        else:
             return {}
-        return {
+        found: dict[str, Value] = {
             "update_applied_ratio": {
-                group: math.sqrt(changes[group] / weights[group])
+                group: math.sqrt(changes[group] / weights[group]) if changes[group] >= 0 else math.nan
                 for group in changes
-                if weights[group] > 0 and changes[group] >= 0
+                if weights[group] != 0
             }
         }
+        portions = shares(changes) if reading.host.get("update_unknown") else {}
+        if portions:
+            found["update_share"] = dict(portions)
+        return found
 
     def _squares(self, reading: Reading, entry: str) -> tuple[np.ndarray, np.ndarray]:
         indices, squares = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
