@@ -13,7 +13,6 @@ follows if that optimizer steps next, and is a step of its own if one steps agai
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -77,6 +76,7 @@ class Attachment:
         self._aside: Aside | None = None
         self._seen = 0  # batches of the open step
         self._called: list[Any] = []
+        self._captured = False
 
     def listen(self) -> None:
         """Begin to listen."""
@@ -108,6 +108,9 @@ class Attachment:
         if not self._on or torch.compiler.is_compiling():
             return None
         if self._thread is not None and self._thread != threading.get_ident():
+            return None
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            self._captured = True  # what ran now would become part of the graph
             return None
         try:
             with torch.no_grad():
@@ -193,8 +196,6 @@ class Attachment:
         self._losses.scaled(scaler, outputs, result)
 
     def _backward(self, roots: list[Tensor]) -> None:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            return
         self._sign()
         if self._calls <= 1:  # an optimizer may ask its closure several times: the first loss is the step's
             self._losses.backward(roots)
@@ -203,10 +204,10 @@ class Attachment:
         self._sign()
         if self._calls > 1 or self._seen >= BATCHES:
             return
-        batch = _batch(args, kwargs)
-        from trainwarden.exporter.tokens import find_tokens
+        from .calls import batch_of
 
-        if batch is None or find_tokens(batch) is None:
+        batch = batch_of(args, kwargs)
+        if batch is None:
             return
         self._exporter._batches.append(batch)
         self._seen += 1
@@ -350,6 +351,8 @@ class Attachment:
                 sheet.host.setdefault("logged", {})[name] = value
         if self._logged.refused:
             self._exporter._notices.say("logged", "the script logs under very many names: the later ones are left out")
+        if self._captured:
+            self._exporter._notices.say("graph", "a CUDA graph was captured: what is replayed from it cannot be seen")
         loss = self._losses.take()
         self._exporter.step(logged_loss if loss is None else loss)
         self._cycle.close()
@@ -385,6 +388,7 @@ class Attachment:
             return False
         if not any(one is optimizer for one in found.optimizers):
             return False  # it has another one step for it
+        from trainwarden.exporter.drain import Call
         from trainwarden.exporter.exporter import Exporter
 
         exporter = Exporter(found.model, found.optimizers, scaler=scaler, **self._settings.arguments())
@@ -407,20 +411,23 @@ class Attachment:
         mark_attached()
         if parts.identity.rank == 0:
             where = f"http://{self._settings.host}:{exporter.port}/metrics" if exporter.port else "no port"
-            sys.stderr.write(
+            sentence = (
                 f"trainwarden exec: {parts.fields['model']} with {parts.fields['optimizer']} is run "
                 f"{parts.identity.run}, attempt {parts.identity.attempt}: {where}, {parts.folder.path}\n"
             )
+            parts.drain.submit(Call(lambda: sys.stderr.write(sentence)))
         return True
 
     def _follow(self, found: Found) -> None:
         """Listen to calls of the model."""
+        from .calls import Hook
+
         self._members = {id(one) for one in found.optimizers}
         self._cycle = Cycle(self._members)
         self._params = {
             id(one) for optimizer in found.optimizers for group in optimizer.param_groups for one in group["params"]
         }
-        self._called = [Call(self, module) for module in found.called]
+        self._called = [Hook(self.called, module) for module in found.called]
 
     def _at_exit(self) -> None:
         """Close the last step. Runs before the exporter's own end, which was registered earlier."""
@@ -430,35 +437,6 @@ class Attachment:
         if self._cycle.begun:
             self._guarded(self._split if self._aside is not None and not self._ripe else self._close)
         self.leave()
-
-
-class Call:
-    """A hook on a module's call. A copy of the module, or a file that it is saved in, holds a hook that does nothing."""
-
-    def __init__(self, attachment: Attachment, module: nn.Module) -> None:
-        self._attachment = attachment
-        self.module = weakref.ref(module)
-        self._handle = module.register_forward_pre_hook(self, with_kwargs=True)
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Tell of the call."""
-        self._attachment.called(module, args, kwargs)
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-    def remove(self) -> None:
-        """Take the hook off."""
-        self._handle.remove()
-
-
-def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a model was called with as a batch: a mapping, a tensor, or inputs and labels."""
-    if not args:
-        return kwargs or None
-    if isinstance(args[0], torch.Tensor) and kwargs:
-        return {"input_ids": args[0], **kwargs}
-    return args[0] if len(args) == 1 or isinstance(args[0], Mapping) else list(args[:2])
 
 
 _attachments: list[Attachment] = []

@@ -373,3 +373,55 @@ def test_a_process_in_which_no_optimizer_steps_is_left_alone(tmp_path: Path, beg
     finish(attachment)
     assert attachment._exporter is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_made_later_is_counted_and_one_of_something_else_is_not(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model, other = make(), make(1)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        optimizer = kind(model.parameters(), lr=0.1)
+        accumulate(model, optimizer, 2)
+    aside = torch.optim.SGD(other.parameters(), lr=0.1)
+    accumulate(other, aside, 2)
+    said = finish(attachment)
+    assert len(said) == 1
+    assert "Adam was made after the first step" in said[0]
+    found = records(tmp_path)
+    assert [record.step for record in found] == [1, 2, 3, 4]
+    assert [record.value("lr") for record in found] == [0.1, 0.1, None, None]
+    assert all(record.value("grad_norm") for record in found)
+
+
+def test_an_optimizer_for_each_parameter_is_not_followed_and_that_is_said_once(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
+) -> None:
+    attachment = begin()
+    model = nn.ModuleList(Net() for _ in range(9))
+    each = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+    hooks = [param.register_post_accumulate_grad_hook(lambda param: each[param].step()) for param in each]  # type: ignore[arg-type, func-returns-value]
+    for _ in range(2):
+        sum(net(torch.ones(2, 4)).sum() for net in model).backward()  # type: ignore[union-attr]
+    for hook in hooks:  # they keep their optimizers alive, and no collector sees that
+        hook.remove()
+    assert attachment._exporter is None
+    assert [message for message in caplog.messages if "18 optimizers" in message] == caplog.messages
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_breaks_off_and_is_made_again_is_one_step(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        raise MemoryError
+
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if step == 2:
+            with pytest.raises(MemoryError):
+                optimizer.step(closure)
+        optimizer.step()
+    finish(attachment)
+    assert [record.step for record in records(tmp_path)] == [1, 2, 3]
