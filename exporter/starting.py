@@ -7,6 +7,7 @@ from typing import Any
 from trainwarden.plan import Target
 
 from .loader.map_style import MapStyleLoader
+from .loader.prepared import PreparedLoader
 from .loader.watched import WatchedLoader
 
 
@@ -35,7 +36,7 @@ def start_fields(
         dataset=None if loader is None else loader.dataset_name,
         batch_size=None if loader is None else loader.batch_size,
         dataset_size=None if loader is None else loader.dataset_size,
-        loader=loader.told if isinstance(loader, MapStyleLoader) else None,
+        loader=loader.told if isinstance(loader, MapStyleLoader | PreparedLoader) else None,
         resumed_from=resumed_from,
         plan_applied=applied,
         notices=notices,

@@ -153,7 +153,8 @@ class TrainwardenCallback(_Callback):
         while isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         model = kwargs["model"] if trainer is None else _uncompiled(trainer.model_wrapped)
-        exporter = self.exporter = Exporter(model, optimizer, self._run, **self._settings)
+        settings = {"total_steps": state.max_steps, **self._settings}
+        exporter = self.exporter = Exporter(model, optimizer, self._run, **settings)
         loader = kwargs["train_dataloader"]
         followed = exporter.follow(lambda skips: PreparedLoader(loader, skips=skips, **self._data))
         self._loader = cast("PreparedLoader | None", followed)

@@ -12,31 +12,30 @@ Two ways to say what was handed out: iterate it (a loop of one's own), or :meth:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from trainwarden.record import Ranges, ShardSpan
 
 from . import ranges as algebra
+from .batches import Share
 from .consumed import Consumed, Tally
+from .drawn import Drawn, positions_of
 from .permutation import Indices
-from .ranges import Mask, RangeSet
-from .reserve import Reserve, reserve_size
+from .ranges import RangeSet
+from .rebuilt import DRAWN, told_of
 from .shards import Shards
-from .skips import Refusals, Skips, excluded_rows
+from .skips import Skips
 from .streams import ranks, samples_in
 from .watched import STATE_KEY, STATE_VERSION, read_state
 
 #: Rows that are drawn and looked at together, and a batch from more shards than this names none (as elsewhere in here).
 _CHUNK, _MOST_SHARDS = 8192, 32
-#: ``(epoch, positions, rows) -> (rows to draw, which of them were replaced)``.
-Replace: TypeAlias = Callable[[int, Indices, Indices], tuple[Indices, Mask]]
 
 
 def _its() -> Any:
@@ -79,19 +78,22 @@ def read_cut(loader: Any) -> Cut:
     if type(inner) is not BatchSampler:
         made_by = f"its batches come from a {type(inner).__name__}"
         return Cut(rows, loader.batch_size or 0, rank, world, None, None, made_by)
-    why = _why_not(inner.sampler, rows)
+    sampler = inner.sampler
+    if type(sampler) is SkippingSampler:  # of an earlier exporter around the same loader
+        sampler = inner.sampler = sampler.inner
+    why = _why_not(sampler, rows)
     if type(loader) is _its().DataLoaderDispatcher:
         why = why or "one rank reads for all of them (dispatch_batches)"
     elif world > 1 and not is_prepared:
         why = why or "it was not prepared by Accelerate, so that nobody knows which part each rank reads"
-    elif not getattr(loader, "in_order", True):
+    elif not loader.in_order:
         why = why or "in_order=False: batches out of order have no position"
-    return Cut(rows, inner.batch_size // split, rank, world, inner, inner.sampler, why)
+    return Cut(rows, inner.batch_size // split, rank, world, inner, sampler, why)
 
 
 def _why_not(sampler: Any, rows: int) -> str | None:
     kind = type(sampler)
-    if kind in (SequentialSampler, SkippingSampler):
+    if kind is SequentialSampler:
         return None
     if kind not in (_its().SeedableRandomSampler, RandomSampler):
         return f"its samples come from a {kind.__name__}"
@@ -109,14 +111,14 @@ def _is_seeded(sampler: Any) -> bool:
 class SkippingSampler:
     """Draws what another sampler draws, with other rows where the data must not be trained on.
 
-    ``position`` p is the p-th row drawn in an epoch. ``replaced`` holds the positions replaced so far in the newest epochs.
+    ``replaced`` holds the positions replaced so far in the two newest epochs.
     """
 
-    def __init__(self, inner: Any, replace: Replace) -> None:
+    def __init__(self, inner: Any, drawn: Drawn) -> None:
         self.inner = inner
         self.epoch = 0
         self.replaced: OrderedDict[int, list[Indices]] = OrderedDict()
-        self._replace = replace
+        self._drawn = drawn
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -134,7 +136,7 @@ class SkippingSampler:
             self.replaced.popitem(last=False)
         while chunk := list(islice(drawn, _CHUNK)):
             positions = np.arange(position, position + len(chunk))
-            rows, here = self._replace(epoch, positions, np.array(chunk, dtype=np.int64))
+            rows, here = self._drawn.replace(epoch, positions, np.array(chunk, dtype=np.int64))
             noted.append(positions[here])
             yield from rows.tolist()
             position += len(chunk)
@@ -149,8 +151,8 @@ class SkippingSampler:
 class PreparedLoader:
     """See :class:`trainwarden.exporter.loader.WatchedLoader`. Attributes of the prepared loader can be read through it.
 
-    ``reserve`` is the share of the rows from which stand-ins are drawn; they stay in the order, too. ``seed`` chooses
-    them; where the loader's RandomSampler has no seed of its own, giving ``order_seed`` gives it one.
+    ``reserve`` is the share of the rows from which stand-ins are drawn; they stay in the order, too. Where the loader's
+    RandomSampler has no seed of its own, giving ``order_seed`` gives it one.
     """
 
     def __init__(
@@ -158,7 +160,6 @@ class PreparedLoader:
         loader: Iterable[Any],
         *,
         skips: Skips,
-        seed: int = 0,
         order_seed: int | None = None,
         shards: Iterable[Any] | None = None,
         reserve: float = 0.01,
@@ -172,50 +173,49 @@ class PreparedLoader:
             self._cut = read_cut(loader)
         self.notices: list[str] = []
         self.refused: dict[str, str] = {}
+        self.can_skip: frozenset[str] = frozenset()
         self.dataset_name = dataset
+        self._skips, self._reserve = skips, reserve
         self._epoch, self._position, self._begun, self._passes = 0, 0, False, 0
         self._tally = Tally()
-        self._orders: OrderedDict[int, Indices] = OrderedDict()
-        self._shards: Shards | None = None
+        self._drawn: Drawn | None = None
         self._skipping: SkippingSampler | None = None
+        self._shards: Shards | None = None
         cut = self._cut
-        if cut.why is not None or cut.rows is None:
-            self.kind, self.replayable, self.can_skip = "iterable", False, frozenset[str]()
+        self.replayable = cut.why is None and cut.rows is not None
+        self.kind = "map" if self.replayable else "iterable"
+        if cut.rows is not None and self.replayable:
+            self._shards = None if shards is None else Shards(shards, cut.rows)
+            self._draw(cut.rows)
+        else:
             self.notices.append(f"loader: positions only, not replayable and without skips: {cut.why}")
             asked = {"skip_samples": skips.skips, "exclude": skips.exclude}
             self.refused = {name: f"this loader cannot skip: {cut.why}" for name, given in asked.items() if given}
-            return
-        self.kind, self.replayable = "map", True
-        self._shards = None if shards is None else Shards(shards, cut.rows)
-        held = Reserve(cut.rows, reserve_size(cut.rows, reserve, cut.batch * cut.world), seed)
-        refusals = Refusals()
-        excluded = RangeSet([])
-        if skips.exclude:
-            found = excluded_rows(skips.exclude, dataset, self._shards, refusals)
-            excluded = RangeSet([span for ranges in found.values() for span in ranges.ranges])
-        skipped = {epoch: RangeSet(skips.in_epoch(epoch)) for epoch in skips.epochs()}
-        named = [
-            RangeSet(algebra.of_positions(np.sort(self.rows(epoch, _inside(ranges, cut.rows)))))
-            for epoch, ranges in skipped.items()
-        ]
-        held.learn(self._shards, [excluded, *named])
-        able = {"substitute"} if held.usable else set()
-        if able and dataset is not None and self._shards is not None:
-            able.add("exclude")
-        self.can_skip = frozenset(able)
-        if skips and not held.usable:
-            why = "no row is left to stand in" if len(held) else "there are no rows to stand in: reserve=0"
-            for name, given in (("skip_samples", skips.skips), ("exclude", skips.exclude)):
-                if given:
-                    refusals.add(name, why)
-        elif skips:
-            self._skipping = SkippingSampler(cut.sampler, _Replacing(skipped, excluded, self._shards, held))
-            cut.draws_from.sampler = self._skipping
-            if "shift" in {one.mode for one in skips.skips} | {one.mode for one in skips.exclude}:
-                self.notices.append(
-                    "loader: an epoch keeps its length here: what was to be shifted over is substituted"
-                )
-        self.refused = refusals.reasons
+
+    def _draw(self, rows: int) -> None:
+        """Work out what is drawn with the sampler's seed as it is now, and stand between where something is replaced."""
+        cut = self._cut
+        self._drawn = Drawn(
+            rows,
+            self.order_seed,
+            step=cut.batch * cut.world,
+            reserve=self._reserve,
+            shards=self._shards,
+            dataset=self.dataset_name,
+            skips=self._skips,
+        )
+        self.can_skip, self.refused, self.notices = self._drawn.can_skip, self._drawn.refused, self._drawn.notices
+        self._skipping = SkippingSampler(cut.sampler, self._drawn) if self._drawn.replaces else None
+        cut.draws_from.sampler = self._skipping or cut.sampler
+
+    @property
+    def told(self) -> dict[str, Any] | None:
+        """What a start event says of the loader: everything that its rows are a function of; None where they are of none."""
+        if self._drawn is None:
+            return None
+        share = Share(self._cut.batch, self._cut.rank, self._cut.world)
+        known = told_of(DRAWN, seed=0, reserve=self._reserve, share=share, shards=self._shards, skips=self._skips)
+        return {**known, "seed": self.order_seed}
 
     @property
     def epoch(self) -> int:
@@ -307,7 +307,7 @@ class PreparedLoader:
     def _spans(self, samples: Ranges) -> list[ShardSpan]:
         if self._shards is None:
             return []
-        positions = _inside(RangeSet(samples), self._cut.rows or 0)
+        positions = positions_of(RangeSet(samples), self._cut.rows or 0)
         of = self._shards.of(self.rows(self._epoch, positions))
         spans = []
         for number in np.unique(of[of >= 0]):
@@ -319,16 +319,14 @@ class PreparedLoader:
         return sorted(spans, key=lambda span: span.first) if len(spans) <= _MOST_SHARDS else []
 
     def rows(self, epoch: int, positions: Any) -> Any:
-        """Return the rows of the data set at positions of an epoch's unskipped order, as an int64 array."""
-        wanted = np.asarray(positions, dtype=np.int64)
-        if isinstance(self._cut.sampler, SequentialSampler):
-            return wanted
-        if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(self._cut.sampler.initial_seed + epoch)
-            self._orders[epoch] = torch.randperm(self._cut.rows or 0, generator=generator).numpy()
-            while len(self._orders) > 2:
-                self._orders.popitem(last=False)
-        return self._orders[epoch][wanted]
+        """Return the rows of the data set at positions of an epoch's unskipped order, as an int64 array.
+
+        Raises:
+            LookupError: the order is the sampler's own.
+        """
+        if self._drawn is None:
+            raise LookupError(f"nobody can say which rows these were: {self._cut.why}")
+        return self._drawn.order(epoch, np.asarray(positions, dtype=np.int64))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch handed out, for a checkpoint."""
@@ -336,6 +334,7 @@ class PreparedLoader:
             STATE_KEY: STATE_VERSION,
             "kind": self.kind,
             "dataset_size": self._cut.rows,
+            "shuffled": self.order_seed is not None,
             "seed": self.order_seed,
             "epoch": self._epoch,
             "position": self._position,
@@ -343,42 +342,18 @@ class PreparedLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the position of ``state``; raises LoaderStateError where the data would be other data."""
-        epoch, position = read_state(state, self.kind, {"dataset_size": self._cut.rows})
-        if _is_seeded(self._cut.sampler) and isinstance(state.get("seed"), int):
+        epoch, position = read_state(
+            state, self.kind, {"dataset_size": self._cut.rows, "shuffled": self.order_seed is not None}
+        )
+        if state.get("seed") not in (None, self.order_seed) and self._cut.rows is not None:
             self._cut.sampler.initial_seed = state["seed"]
-            self._orders.clear()
+            self._draw(self._cut.rows)
         self._epoch, self._position, self._begun = epoch, position, False
         self._passes += 1
 
     def consumed(self) -> Consumed | None:
         """Return what was handed out since the last call, or None; lets go of the batches."""
         return self._tally.take()
-
-
-@dataclass(frozen=True, slots=True)
-class _Replacing:
-    """Says which rows take the place of those drawn."""
-
-    skipped: dict[int, RangeSet]
-    excluded: RangeSet
-    shards: Shards | None
-    reserve: Reserve
-
-    def __call__(self, epoch: int, positions: Indices, rows: Indices) -> tuple[Indices, Mask]:
-        here = self.excluded.holds(rows)
-        if epoch in self.skipped:
-            here = here | self.skipped[epoch].holds(positions)
-        if here.any():
-            gone = rows[here]
-            of = np.full(gone.size, -1) if self.shards is None else self.shards.of(gone)
-            rows[here] = self.reserve.stand_ins(epoch, positions[here], of)
-        return rows, here
-
-
-def _inside(ranges: RangeSet, rows: int) -> Indices:
-    """Return the positions of some ranges that an epoch of ``rows`` samples has."""
-    parts = [np.arange(first, end) for first, end in algebra.within(ranges.ranges, 0, rows)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _wrapped(samples: Ranges, rows: int) -> Ranges:

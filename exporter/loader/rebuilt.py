@@ -16,6 +16,7 @@ from trainwarden.plan import Exclusion, SkipMode
 from trainwarden.record import Ranges
 
 from .batches import Batches, Share
+from .drawn import Drawn
 from .order import ORDERS, OrderFunction, make_order
 from .permutation import Indices
 from .shards import Shards
@@ -23,6 +24,8 @@ from .skips import Excluded, Refusals, Skip, Skips, excluded_rows
 
 #: A layout of more shards than this is not told: whoever wants the rows names the data set, which has it.
 MOST_SHARDS = 1000
+#: The order of a library's own sampler, whose seed the event tells; see :mod:`exporter.loader.drawn`.
+DRAWN = "drawn"
 
 
 class RebuildError(ValueError):
@@ -95,7 +98,7 @@ class Rebuilt:
             raise
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise RebuildError(f"the loader cannot be rebuilt from the start event: {error}") from None
-        self._batches: Batches = batches
+        self._batches: Batches | Drawn = batches
 
     def rows(self, epoch: int, positions: Ranges) -> list[Row]:
         """Return what lay at the positions of an epoch, in their order.
@@ -131,7 +134,7 @@ class Rebuilt:
 
 def _rebuild(
     told: Mapping[str, Any], size: int, name: Any, order: OrderFunction | None, given: Iterable[Any] | None
-) -> tuple[Shards | None, Batches]:
+) -> tuple[Shards | None, Batches | Drawn]:
     layout = told["shards"]
     if layout is None and told["shard_count"]:
         if given is None:
@@ -142,26 +145,29 @@ def _rebuild(
         if len(layout) != told["shard_count"]:
             raise RebuildError(f"the data set has {len(layout)} shards now and had {told['shard_count']}")
     shards = None if layout is None else Shards(layout, size)
-    chosen: str | OrderFunction = told["order"]
-    if chosen not in ORDERS:
-        if order is None:
-            raise RebuildError(f"its order was a function, {told['function']}: name it with --order module:function")
-        chosen = order
-    share = Share(int(told["batch_size"]), 0, int(told["world"]))
-    made, reserve = make_order(
-        chosen,
-        size,
-        shards=shards,
-        seed=int(told["seed"]),
-        share=float(told["reserve"]),
-        batch=share.batch_size * share.world,
-    )
+    seed, share = told["seed"], Share(int(told["batch_size"]), 0, int(told["world"]))
     skips = Skips(
         tuple(
             Skip(int(epoch), [(int(first), int(end)) for first, end in ranges], cast(SkipMode, mode))
             for epoch, ranges, mode in told["skips"]
         ),
         tuple(Excluded(msgspec.convert(what, Exclusion), cast(SkipMode, mode)) for what, mode in told["exclude"]),
+    )
+    if told["order"] == DRAWN:
+        seed, step, held = None if seed is None else int(seed), share.batch_size * share.world, float(told["reserve"])
+        return shards, Drawn(size, seed, step=step, reserve=held, shards=shards, dataset=name, skips=skips)
+    chosen: str | OrderFunction = told["order"]
+    if chosen not in ORDERS:
+        if order is None:
+            raise RebuildError(f"its order was a function, {told['function']}: name it with --order module:function")
+        chosen = order
+    made, reserve = make_order(
+        chosen,
+        size,
+        shards=shards,
+        seed=int(seed),
+        share=float(told["reserve"]),
+        batch=share.batch_size * share.world,
     )
     excluded = excluded_rows(skips.exclude, name, shards, Refusals())
     return shards, Batches(made, reserve, shards, skips, excluded, share)

@@ -6,8 +6,6 @@ import copy
 import json
 import math
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,14 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 from transformers import GPT2LMHeadModel, Trainer, TrainerCallback
+from typer.testing import CliRunner
 
 from tests.exporter.adapters.tiny import curve, loss64, make, order, rows, rows_at, trainer, weights
 from tests.exporter.runs import events, lines
 from trainwarden.exporter.adapters.hf_trainer import TrainwardenCallback
 from trainwarden.plan import Exclusion, Ledger, LedgerEntry, Plan, Target
 from trainwarden.record import Step
+from trainwarden.rules.cli import app
 from trainwarden.runfolder import RunFolder
 
 
@@ -413,9 +413,38 @@ def test_an_argument_of_no_use_is_said_when_the_callback_is_made() -> None:
 
 def test_the_journal_is_replayed_like_any_other(tmp_path: Path) -> None:
     trainer(tmp_path, [warden(tmp_path)], model=make(SometimesNaN)).train()
-    command = [sys.executable, "-m", "trainwarden.rules.cli", "replay", str(tmp_path / "run"), "--output", "json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    (report,) = json.loads(ran.stdout)
+    replayed = CliRunner().invoke(app, ["replay", str(tmp_path / "run"), "--output", "json"])
+    (report,) = json.loads(replayed.stdout)
     assert report["records"] == 10
     assert {"loss", "grad_norm", "lr", "sample_position", "batch_hash"} <= set(report["signals"])
     assert "TrainingNonFinite" in {name for incident in report["incidents"] for name in incident["alerts"]}
+    asked = ["data", "show", "--run", "run", "--dir", str(tmp_path), "--step", "2-3", "--output", "json"]
+    shown = json.loads(CliRunner().invoke(app, asked).stdout)
+    found = [[row["row"] for row in step["ranks"][0]["rows"]] for step in shown["steps"]]
+    assert found == [order(0)[4:8], order(0)[8:12]]
+
+
+def test_nothing_of_a_micro_batch_is_read_on_the_way(tmp_path: Path) -> None:
+    class OnMeta(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for _ in range(2):  # reading a value on this device raises
+                inputs = {"input_ids": torch.zeros((2, 3), dtype=torch.int64, device="meta")}
+                callback._micro_step(inputs, torch.zeros((), device="meta"))
+            self.loss = callback._loss
+
+    callback, reading = warden(tmp_path), OnMeta()
+    trainer(tmp_path, [callback, reading], max_steps=2).train()
+    assert callback.notices == []
+    assert reading.loss is not None
+    assert reading.loss.device.type == "meta"
+
+
+def test_the_exporter_is_told_how_many_steps_there_will_be(tmp_path: Path) -> None:
+    class Looking(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert callback.exporter is not None
+            self.total = callback.exporter._settings.total_steps
+
+    callback, looking = warden(tmp_path), Looking()
+    trainer(tmp_path, [callback, looking], max_steps=-1, num_train_epochs=1).train()
+    assert looking.total == 13
