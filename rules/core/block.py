@@ -42,7 +42,7 @@ class Block:
     """``n`` consecutive merged records of one start.
 
     ``ranks`` holds per-rank columns: ``(name, rank)``. ``stats`` holds what the records say of all ranks together:
-    ``(name, "min")``, ``(name, "max")`` and ``(name, "argmax")``. ``parent`` is what a resumed start is compared with, for
+    ``(name, part)`` for each part of :class:`RankStats`. ``parent`` is what a resumed start is compared with, for
     as long as it is.
     """
 
@@ -195,6 +195,8 @@ def _stats(steps: Sequence[Step]) -> dict[tuple[str, str], Column]:
         stats[name, "min"] = _column([None if one is None else one.min for one in found])
         stats[name, "max"] = _column([None if one is None else one.max for one in found])
         stats[name, "argmax"] = _column([None if one is None else one.argmax for one in found])
+        stats[name, "sum"] = _column([None if one is None else one.sum for one in found])
+        stats[name, "n"] = _column([None if one is None else one.n for one in found])
     return stats
 
 

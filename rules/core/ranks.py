@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec import field as stored
 
+from . import ranks_told
 from .block import Block, Bools, Floats
 
 Kind = Literal["nonfinite", "loss", "shared", "failed"]
@@ -96,8 +97,11 @@ class Rows:
 
 
 def scan(block: Block) -> Rows | None:
-    """Look at all rows of a block of several ranks; None where it has one."""
-    if not block.ranks:
+    """Look at all rows of a block of several ranks; None where it has one.
+
+    Where the records of all ranks are not read, what a record says of all of them (``ranks``) is looked at instead.
+    """
+    if not block.ranks and not block.stats:
         return None
     marks: dict[int, list[Mark]] = {}
     same = agree = scattered = None
@@ -105,10 +109,18 @@ def scan(block: Block) -> Rows | None:
     if len(ranks) >= RANKS_OF_BAD:
         same = _same(block, losses)
         _mark_losses(block, ranks, losses, marks)
+    told_losses = ranks_told.losses(block, len(ranks), SAME)
+    if told_losses is not None:
+        same = told_losses.one
+        _mark_told_losses(block, told_losses, marks)
     ranks, norms = _table(block, ("grad_norm",))
     if len(ranks) > 1:
         agree, differ = _compare(norms)
         scattered = _mark_shared(block, ranks, norms, differ, marks)
+    told_norms = ranks_told.norms(block, len(ranks), AGREE, DIFFER)
+    if told_norms is not None:
+        agree, scattered = told_norms.agree, np.zeros_like(told_norms.agree)
+        _mark_told_norms(block, told_norms, marks)
     return Rows(len(block), marks, same, agree, scattered)
 
 
@@ -245,6 +257,18 @@ def _mark_losses(block: Block, ranks: Sequence[int], losses: Floats, marks: dict
         kind: Kind = "nonfinite" if bad[chosen, row].any() else "loss"
         found = [ranks[place] for place in chosen if kind == "loss" or bad[place, row]]
         marks.setdefault(int(row), []).append(Mark(int(block.step[row]), kind, found))
+
+
+def _mark_told_losses(block: Block, told: ranks_told.Losses, marks: dict[int, list[Mark]]) -> None:
+    for row in np.flatnonzero(told.bad | told.high):
+        kind: Kind = "nonfinite" if told.bad[row] else "loss"
+        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), kind, [int(told.whose[row])]))
+
+
+def _mark_told_norms(block: Block, told: ranks_told.Norms, marks: dict[int, list[Mark]]) -> None:
+    for row in np.flatnonzero(told.differ):
+        found = [int(told.whose[row])] if told.alone[row] else []
+        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), "shared", found))
 
 
 def _compare(norms: Floats) -> tuple[Bools, Bools]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.cases.build_ranks import Line, Ranks, healthy
 from tests.cases.test_cases_ranks_and_repeats import EIGHT, broken_from, fabric
-from tests.rules.core.runs import Played, core, default_pack
-from trainwarden.record import Event, Step
+from tests.rules.core.runs import Attempt, Played, core, default_pack, healthy_loss
+from trainwarden.record import Event, RankStats, Step
 from trainwarden.rules.core.block import from_steps
 from trainwarden.rules.core.drift import first_sign
 from trainwarden.rules.core.feed import dump, load
@@ -67,6 +67,73 @@ def test_a_shared_norm_that_one_rank_has_alone_is_marked_and_of_two_neither_is()
     two = [{0: {"grad_norm": 1.0}, 1: {"grad_norm": 1.0}}] * 100 + [{0: {"grad_norm": 1.0}, 1: {"grad_norm": 1.1}}]
     assert marks(two) == [Mark(101, "shared", [])]
     assert marks(two[1:]) == []  # they had not agreed for long enough
+
+
+def lone(at: int, signals: dict[str, Any] | None = None, **ranks: tuple[float, float, float, int, int]) -> Step:
+    """A record of rank 0 that says of all ranks (min, max, sum, argmax, n)."""
+    stats = {name.replace("__", "."): RankStats(*told) for name, told in ranks.items()}
+    return Step(seq=at, step=at, time=float(at), signals=signals or {"loss": 2.0, "rank_loss": 2.0}, ranks=stats)
+
+
+def lone_marks(records: list[Step], watch: RankWatch | None = None) -> list[Mark]:
+    found = scan(from_steps(records))
+    assert found is not None
+    return advance(watch or RankWatch(), found, 0, len(records))
+
+
+def test_where_one_ranks_records_are_read_alone_they_name_the_rank_that_stands_out() -> None:
+    usual = lone(1, loss=(1.9, 2.1, 8.0, 1, 4))
+    high = lone(2, loss=(1.9, 9.0, 14.9, 3, 4))
+    few = lone(3, loss=(1.9, 9.0, 12.9, 1, 3))
+    bad = lone(4, loss=(1.9, math.nan, math.nan, 2, 4))
+    infinite = lone(5, loss=(1.9, math.inf, math.inf, 2, 4))
+    every = lone(6, loss=(math.nan, math.nan, math.nan, 0, 4))
+    most = lone(7, loss=(1.9, math.nan, math.nan, 0, 4), nonfinite__loss=(0.0, 1.0, 3.0, 0, 4))
+    assert lone_marks([usual, high, few, bad, infinite, every, most]) == [
+        Mark(2, "loss", [3]),
+        Mark(4, "nonfinite", [2]),
+        Mark(5, "nonfinite", [2]),
+    ]
+
+
+def test_where_one_ranks_records_are_read_alone_a_norm_that_is_not_shared_is_seen() -> None:
+    agree = [lone(at, grad_norm=(1.0, 1.0, 4.0, 0, 4)) for at in range(1, 101)]
+    low = lone(101, grad_norm=(0.9, 1.0, 3.9, 0, 4))
+    high = lone(102, grad_norm=(1.0, 1.1, 4.1, 3, 4))
+    assert lone_marks([*agree, low, high]) == [Mark(101, "shared", []), Mark(102, "shared", [3])]
+    assert lone_marks([*agree[1:], low]) == []
+
+
+def test_where_one_ranks_records_are_read_alone_losses_that_are_one_are_counted() -> None:
+    watch = RankWatch()
+    lone_marks([lone(1, loss=(1.0, 2.0, 6.0, 0, 4)), *(lone(at, loss=(2.0, 2.0, 8.0, 0, 4)) for at in (2, 3))], watch)
+    assert watch.same == 2
+
+
+def test_what_a_record_says_of_all_ranks_counts_for_nothing_where_their_own_records_are_read() -> None:
+    own = {rank: lone(1, {"rank_loss": 2.0 + rank / 100}, loss=(2.0, 99.0, 105.0, 3, 4)) for rank in range(4)}
+    found = scan(from_steps([own[0]], [own]))
+    assert found is not None
+    assert advance(RankWatch(), found, 0, 1) == []
+
+
+def test_an_incident_names_the_rank_of_the_largest_loss_where_rank_0_is_watched_alone() -> None:
+    def change(step: int, signals: dict[str, Any]) -> None:
+        if step == 400:
+            signals["loss"] += 6.0 / 4  # the mean over four ranks, one of which read junk
+
+    class Alone(Attempt):
+        def record(self, step: int, seq: int) -> Step:
+            found = super().record(step, seq)
+            own = [healthy_loss(step, 1000 + rank, noise=0.05) + 6.0 * (step == 400 and rank == 2) for rank in range(4)]
+            found.signals["rank_loss"] = own[0]
+            found.ranks["loss"] = RankStats(min(own), max(own), sum(own), own.index(max(own)), 4)
+            return found
+
+    played = core(default_pack())
+    played.play(Alone(last=450, world_size=1, changes=[change], start={"hostname": "a"}))
+    assert [incident["scope"]["ranks"] for incident in played.incidents] == [[2]]
+    assert "rank 2" in played.incidents[0]["summary"]
 
 
 def test_how_the_records_are_cut_makes_no_difference() -> None:
