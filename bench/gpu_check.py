@@ -7,7 +7,8 @@ Each check prints one line. Exit 0: all passed; 1: one failed; 2: there is no CU
 1. Training with fused and with capturable AdamW, with and without GradScaler and clipping, every probe at every step, under
    ``torch.cuda.set_sync_debug_mode("error")``: any synchronisation on the training thread raises inside the exporter, is
    caught there, and shows as a notice.
-2. A CUDA graph is captured and replayed while the exporter's threads poll and serve.
+2. A CUDA graph is captured and replayed while the exporter's threads poll and serve; and a whole step is, forward, backward and
+   capturable update: its replays record what the trainer hands in, and nothing breaks.
 3. Recorded values equal a float64 computation on the CPU.
 4. Time of a step with over without.
 """
@@ -23,31 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpt import GPT
 from torch import nn
 
 from trainwarden.exporter import Exporter
 from trainwarden.record import Step, decode_lines
 from trainwarden.runfolder import RunFolder
 
-WIDTH, LAYERS, STEPS = 1024, 8, 30
+WIDTH, LAYERS, STEPS = 512, 8, 30
+VOCABULARY, LENGTH = 4096, 256
 
 
-class Model(nn.Module):
-    """Some linear layers behind an embedding."""
-
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS, vocabulary: int = 4096) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(vocabulary, width)
-        self.mlp = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.lm_head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return logits of (batch, tokens) ids."""
-        x = self.wte(ids)
-        for layer in self.mlp:
-            x = x + torch.tanh(layer(x))
-        logits: torch.Tensor = self.lm_head(x)
-        return logits
+def make(layers: int = LAYERS, width: int = WIDTH, vocabulary: int = VOCABULARY) -> GPT:
+    """Return a model on the device."""
+    return GPT(layers, width, vocabulary, LENGTH).cuda()
 
 
 def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -75,10 +65,10 @@ def no_synchronisation() -> Iterator[None]:
 def check_syncs(folder: str, options: dict[str, Any], scaled: bool, clip: bool) -> str | None:
     """Train with every probe at every step; return what went wrong, None if nothing did."""
     torch.manual_seed(0)
-    model = Model().cuda()
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=scaled)
-    batches = [torch.randint(0, 4096, (8, 65), device="cuda") for _ in range(4)]
+    batches = [torch.randint(0, VOCABULARY, (8, 65), device="cuda") for _ in range(4)]
     name = f"syncs-{'-'.join(options)}-{scaled}-{clip}"
     exporter = Exporter(model, optimizer, run=name, dir=folder, port=0, cadence=1, reader_seconds=0.0)
     for step in range(STEPS):
@@ -99,12 +89,14 @@ def check_syncs(folder: str, options: dict[str, Any], scaled: bool, clip: bool) 
             with no_synchronisation():
                 exporter.checkpoint(step + 1, f"{folder}/checkpoint")
     exporter.close()
-    if exporter.notices:
-        return "; ".join(exporter.notices)
+    faults = [said for said in exporter.notices if "Error" in said]
+    if faults:
+        return "; ".join(faults)
     found = records(folder, name)
     if len(found) != STEPS:
         return f"{len(found)} records of {STEPS} steps"
     missing = {"loss", "grad_norm", "update_ratio", "weight_rms", "moment_rms", "batch_longest_repeat_tokens"}
+    missing |= {"activation_rms", "activation_absmax", "attention_logit", "residual_rms", "grad_zero_ratio"}
     missing -= set(found[-1].signals)
     return f"without {', '.join(sorted(missing))}" if missing else None
 
@@ -112,7 +104,7 @@ def check_syncs(folder: str, options: dict[str, Any], scaled: bool, clip: bool) 
 def check_values(folder: str) -> str | None:
     """Compare loss, gradient norm and update ratio with float64 on the CPU."""
     torch.manual_seed(0)
-    model = Model(64, 2, 128).cuda()
+    model = make(2, 64, 128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     exporter = Exporter(model, optimizer, run="values", dir=folder, port=0, cadence=1, reader_seconds=0.0)
     wanted = []
@@ -142,7 +134,7 @@ def check_values(folder: str) -> str | None:
 
 def check_capture(folder: str) -> str | None:
     """Capture and replay a graph while steps are on their way and the drain thread polls."""
-    model = Model(64, 2, 128).cuda()
+    model = make(2, 64, 128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     exporter = Exporter(model, optimizer, run="capture", dir=folder, port=0, cadence=1, reader_seconds=0.0)
     for _ in range(50):
@@ -160,14 +152,53 @@ def check_capture(folder: str) -> str | None:
     exporter.close()
     if value != 20.0:
         return f"the replayed graph gives {value}, not 20"
-    return "; ".join(exporter.notices) or None
+    return "; ".join(said for said in exporter.notices if "Error" in said) or None
+
+
+def check_whole_step(folder: str) -> str | None:
+    """Capture a whole step with the exporter attached and replay it; the losses that are handed in must be in the records."""
+    torch.manual_seed(0)
+    model = make(2, 64, 128)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+    exporter = Exporter(model, optimizer, run="whole", dir=folder, port=0, cadence=1, reader_seconds=0.0)
+    ids = torch.randint(0, 128, (4, 33), device="cuda")
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model, ids)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            exporter.step(step())
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    losses = []
+    for _ in range(20):
+        graph.replay()
+        losses.append(loss.detach().clone())
+        with no_synchronisation():
+            exporter.step(loss)
+    wanted = [float(value) for value in losses]
+    exporter.close()
+    faults = [said for said in exporter.notices if "Error" in said]
+    seen = [record.value("loss") for record in records(folder, "whole")][3:]
+    if faults:
+        return "; ".join(faults)
+    return None if seen == wanted else f"recorded losses {seen[:3]}…, handed in {wanted[:3]}…"
 
 
 def overhead(folder: str) -> dict[str, float]:
     """Return the time of a step with over without, at the default cadence and with every probe at every step."""
-    model = Model(2048, 16).cuda()
+    model = make(16, 1024)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, 4096, (16, 257), device="cuda")
+    ids = torch.randint(0, VOCABULARY, (16, LENGTH + 1), device="cuda")
 
     def block(settings: dict[str, Any] | None) -> float:
         exporter = None
@@ -218,6 +249,7 @@ def main() -> int:
             for clip in (False, True)
         }
         checks["graph capture"] = lambda: check_capture(folder)
+        checks["graph of a whole step"] = lambda: check_whole_step(folder)
         checks["values against float64"] = lambda: check_values(folder)
         for name, check in checks.items():
             wrong = check()
