@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from trainwarden.plan import merge_ranges
 from trainwarden.record import Ranges, ShardSpan, Step
+from trainwarden.signals import MOST_SOURCES
 
 from .block import Block, Bools, Floats, Ints
 
@@ -39,7 +40,11 @@ TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("batch_unique_token_ratio", ("batch_unique_token_ratio",)),
     ("batch_supervised_tokens", ("batch_supervised_tokens",)),
     ("substituted_samples", ("substituted_samples",)),
+    ("loss_expected", ("loss_expected",)),
 )
+
+#: The mix of sources, where records tell it: a column a source, named ``source_share/NAME``; a source that a record does not name is NaN.
+SOURCES = "source_share"
 
 #: The batch's fingerprint: what dirty data looks like.
 FINGERPRINT = ("batch_longest_repeat_tokens", "batch_unique_token_ratio", "batch_supervised_tokens")
@@ -98,6 +103,11 @@ class Trace(Struct):
                 self.present[name] = np.zeros(len(self.step_column), dtype=np.bool_)
             self.values[name][row] = value
             self.present[name][row] = True
+        shares = record.signals.get(SOURCES)
+        for source, share in shares.items() if isinstance(shares, dict) else ():
+            column = self._source(source)
+            if column is not None and not isinstance(share, dict):
+                self.values[column][row], self.present[column][row] = share, True
         self._put_samples(row, record)
         self._put_shards(row, record)
         self.n += 1
@@ -134,6 +144,12 @@ class Trace(Struct):
                 self.present[name] = np.zeros(len(self.step_column), dtype=np.bool_)
             self.values[name][into] = column.values[source]
             self.present[name][into] = column.present[source]
+        for key, shares in block.columns.items():
+            if key[0] == SOURCES and len(key) == 2 and shares.present[source].any():
+                own = self._source(key[1])
+                if own is not None:
+                    self.values[own][into] = np.where(shares.present[source], shares.values[source], np.nan)
+                    self.present[own][into] = shares.present[source]
         self.sample_first[into] = self.sample_end[into] = self.shard_of[into] = _NOTHING
         self._put_all_samples(into, records)
         last: list[ShardSpan] = []
@@ -146,6 +162,20 @@ class Trace(Struct):
                 else:
                     self.shard_of[row] = place
         self.n += rows
+
+    def _source(self, source: str) -> str | None:
+        """Return the column of a source; None for one beyond those that an exporter tells apart."""
+        name = f"{SOURCES}/{source}"
+        if name not in self.values:
+            if len(self.sources()) > MOST_SOURCES:
+                return None
+            self.values[name] = np.full(len(self.step_column), np.nan)
+            self.present[name] = np.zeros(len(self.step_column), dtype=np.bool_)
+        return name
+
+    def sources(self) -> list[str]:
+        """Return the sources that records named."""
+        return [name.partition("/")[2] for name in self.values if name.startswith(f"{SOURCES}/")]
 
     def _put_all_samples(self, into: slice, records: Sequence[Step]) -> None:
         samples = [record.samples for record in records]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from tests.exporter.runs import lines, steps, watch
+from tests.exporter.two_sources import TwoSources, train_on
 from trainwarden.exporter import Exporter
 from trainwarden.exporter.levels import Levels
 from trainwarden.exporter.probes.sources import find_source
@@ -194,48 +194,19 @@ def test_a_source_that_was_never_seen_has_no_expectation() -> None:
     assert expected[32] == pytest.approx(3.5, abs=0.2)
 
 
-class Two(Dataset[Any]):
-    """An easy source, whose next token follows from the one before, and a hard one of random tokens: now and then a batch of it."""
-
-    def __init__(self, batches: int, rows: int = 16, length: int = 12, vocabulary: int = 24) -> None:
-        chance = torch.Generator().manual_seed(5)
-        self.hard = [batch % 29 == 28 for batch in range(batches)]
-        starts = torch.randint(0, vocabulary, (batches * rows, 1), generator=chance)
-        easy = (starts + torch.arange(length)) % vocabulary
-        random = torch.randint(0, vocabulary, (batches * rows, length), generator=chance)
-        self.is_hard = torch.tensor(self.hard).repeat_interleave(rows)
-        self.rows = torch.where(self.is_hard[:, None], random, easy)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> Any:
-        return {"input_ids": self.rows[row], "source": "noise" if self.is_hard[row] else "counting"}
-
-
 @pytest.mark.parametrize("per_sample", [False, True], ids=["mean", "per-sample"])
 def test_in_a_real_training_a_hard_batch_is_no_spike_against_what_is_expected_of_it(
     tmp_path: Path, per_sample: bool
 ) -> None:
     torch.manual_seed(0)
-    data = Two(batches=290)
-    model = nn.Sequential(nn.Embedding(24, 32), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 24))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    exporter = watch(model, optimizer, tmp_path)
-    loader = exporter.wrap(DataLoader(data, batch_size=16), order="sequential", reserve=0.0)
-    for batch in loader:
-        ids = batch["input_ids"]
-        losses = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        of_sample = losses.view(len(ids), -1).mean(1)
-        optimizer.zero_grad()
-        of_sample.mean().backward()
-        optimizer.step()
-        exporter.step(of_sample if per_sample else of_sample.mean())
+    is_hard = [batch % 29 == 28 for batch in range(290)]
+    data = TwoSources(torch.tensor(is_hard).repeat_interleave(16))
+    exporter = train_on(data, tmp_path, per_sample=per_sample)
     records = steps(exporter, tmp_path)
-    assert len(records) == len(data.hard)
-    settled = [(record, hard) for record, hard in zip(records, data.hard, strict=True) if record.step > 120]
-    hard = [record for record, is_hard in settled if is_hard]
-    easy = [record for record, is_hard in settled if not is_hard]
+    assert len(records) == len(is_hard)
+    settled = [(record, noisy) for record, noisy in zip(records, is_hard, strict=True) if record.step > 120]
+    hard = [record for record, noisy in settled if noisy]
+    easy = [record for record, noisy in settled if not noisy]
     assert all(record.signals["source_share"] == {"noise": 1.0} for record in hard)
 
     def ratio(record: Step) -> float:
