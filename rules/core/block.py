@@ -108,7 +108,7 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
     if by_rank is not None:
         for rank in dict.fromkeys(chain.from_iterable(by_rank)):
             nothing: dict[str, Value] = {}
-            own = [each[rank].signals if rank in each else nothing for each in by_rank]
+            own = [_own(each[rank]) if rank in each else nothing for each in by_rank]
             for key, column in _columns(own):
                 if len(key) == 1 or key[1:] == ("all",):
                     ranks[key[0], rank] = column
@@ -198,6 +198,13 @@ def _stats(steps: Sequence[Step]) -> dict[tuple[str, str], Column]:
         stats[name, "sum"] = _column([None if one is None else one.sum for one in found])
         stats[name, "n"] = _column([None if one is None else one.n for one in found])
     return stats
+
+
+def _own(step: Step) -> Mapping[str, Value]:
+    """Return what a rank's record says of this rank alone: a ``loss`` that the ranks combined is not its own."""
+    if "loss" not in step.ranks:
+        return step.signals
+    return {name: value for name, value in step.signals.items() if name != "loss"}
 
 
 __all__ = ["Block", "Bools", "Column", "Floats", "Ints", "Key", "RankStats", "flatten", "from_steps"]

@@ -117,6 +117,16 @@ def test_what_a_record_says_of_all_ranks_counts_for_nothing_where_their_own_reco
     assert advance(RankWatch(), found, 0, 1) == []
 
 
+def test_a_loss_that_the_ranks_combined_is_no_ranks_own() -> None:
+    own = {
+        rank: lone(1, {"loss": 2.5} | ({"rank_loss": float(rank)} if rank > 1 else {}), loss=(2.0, 3.0, 5.0, 3, 2))
+        for rank in range(4)  # the last two own the loss: stages of a pipeline
+    }
+    found = from_steps([own[0]], [own])
+    assert found.columns["loss",].values[0] == 2.5
+    assert sorted(found.ranks) == [("rank_loss", 2), ("rank_loss", 3)]
+
+
 def test_an_incident_names_the_rank_of_the_largest_loss_where_rank_0_is_watched_alone() -> None:
     def change(step: int, signals: dict[str, Any]) -> None:
         if step == 400:
