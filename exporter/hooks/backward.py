@@ -7,6 +7,7 @@ at hand, on the device, and nothing has to be divided.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -55,6 +56,18 @@ def listen(listener: BackwardListener) -> None:
         wrapper.__name__, wrapper.__doc__ = original.__name__, original.__doc__
     torch.autograd.backward = watched_backward
     GradScaler.scale = watched_scale  # type: ignore[method-assign]
+
+
+def leave_untraced() -> None:
+    """Once ``torch.compile`` is loaded, have it run the wrapper as it stands where a compiled function calls ``backward``.
+
+    It stops at ``Tensor.backward`` by itself and would trace what is called from there, which then tells nobody.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if _originals and hasattr(dynamo, "disable") and not hasattr(torch.autograd.backward, "untraced"):
+        untraced = dynamo.disable(torch.autograd.backward)  # type: ignore[union-attr]
+        untraced.untraced = True
+        torch.autograd.backward = untraced
 
 
 def forget(listener: BackwardListener) -> None:

@@ -20,7 +20,7 @@ OPTIONS = "TRAINWARDEN_EXEC"
 SAID = "TRAINWARDEN_EXEC_SAID"
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib would be an import more for every process
 #: The modules after whose import there is something to do.
-AWAITED = ("torch", "wandb.sdk.wandb_run", "torch.utils.tensorboard.writer", "tensorboardX.writer")
+AWAITED = ("torch", "torch._dynamo", "wandb.sdk.wandb_run", "torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 class Finder:

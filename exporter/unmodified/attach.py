@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ from .options import Options, attached_above, mark_attached, options
 log = logging.getLogger("trainwarden.exporter")
 
 #: What a record of a script without our lines cannot hold.
-ABSENT = ("sample positions", "skips", "checkpoints", "evaluations", "phases", "resume")
+ABSENT = ("sample positions", "skips", "checkpoints", "events", "resume")
+#: Calls of the model without a gradient, for so many seconds and with none of the training's in between, are an evaluation.
+EVALUATION_SECONDS = 5.0
 #: Batches of one step that are kept for the fingerprint.
 BATCHES = 64
 
@@ -77,6 +80,7 @@ class Attachment:
         self._seen = 0  # batches of the open step
         self._called: list[Any] = []
         self._captured = False
+        self._untrained: float | None = None  # since when the model is called without a gradient
 
     def listen(self) -> None:
         """Begin to listen."""
@@ -173,6 +177,8 @@ class Attachment:
         """One of the modules that own what is trained is called."""
         if module.training and torch.is_grad_enabled():
             self._guarded(self._forward, module, args, kwargs)
+        else:
+            self._guarded(self._without_gradient)
 
     def logged(self, values: Mapping[str, Any]) -> None:
         """The script logs some numbers."""
@@ -216,6 +222,13 @@ class Attachment:
                 if hook.module() is not module:
                     hook.remove()
             self._called = [hook for hook in self._called if hook.module() is module]
+
+    def _without_gradient(self) -> None:
+        now = time.monotonic()
+        if self._untrained is None:
+            self._untrained = now
+        if now - self._untrained >= EVALUATION_SECONDS:
+            self._exporter._enter("evaluation")
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if self._inside is optimizer and self._by_scaler:
@@ -286,6 +299,10 @@ class Attachment:
 
     def _sign(self, only_whole: bool = False) -> None:
         """Something happens that belongs to an open step or to the next one."""
+        if self._untrained is not None:
+            self._untrained = None
+            if self._exporter._phase == "evaluation":
+                self._exporter._enter("train")
         if self._inside is not None or not self._ripe:
             return
         if self._cycle.whole():
@@ -452,12 +469,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def listen() -> None:
-    """Watch this process, and the libraries in it that numbers are logged with. May be called again when one was imported."""
+    """Watch this process, and the libraries in it that numbers are logged with. Called again when one was imported."""
     if not _attachments:
         settings = options()
         if settings is None or attached_above():
             return
         _attachments.append(Attachment(settings))
         _attachments[0].listen()
+    backward.leave_untraced()
     for adapter in (tensorboard, wandb):
         adapter.listen(_attachments[0].logged)

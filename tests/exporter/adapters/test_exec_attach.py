@@ -425,3 +425,44 @@ def test_a_step_that_breaks_off_and_is_made_again_is_one_step(tmp_path: Path, be
         optimizer.step()
     finish(attachment)
     assert [record.step for record in records(tmp_path)] == [1, 2, 3]
+
+
+def test_a_model_that_is_called_without_a_gradient_for_a_while_is_being_evaluated(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attachment = begin()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accumulate(model, optimizer, 2)
+    for seconds in (100.0, 0.0):
+        monkeypatch.setattr("trainwarden.exporter.unmodified.attach.EVALUATION_SECONDS", seconds)
+        with torch.no_grad():
+            loss_of(model, 1)
+            loss_of(model.eval(), 2)
+        assert attachment._exporter._phase == ("train" if seconds else "evaluation")
+        accumulate(model.train(), optimizer, 1)
+        assert attachment._exporter._phase == "train"
+    finish(attachment)
+    assert [event.fields["phase"] for event in events(tmp_path, "phase")] == ["evaluation", "train"]
+    assert len(records(tmp_path)) == 4
+
+
+def test_a_compiled_function_may_hold_the_backward_pass(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def forward_and_backward(ids: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        return loss.detach()
+
+    backward.leave_untraced()
+    seen = []
+    for step in range(1, 4):
+        seen.append(float(forward_and_backward(tokens(step))))
+        optimizer.step()
+        optimizer.zero_grad()
+    finish(attachment)
+    assert [record.value("loss") for record in records(tmp_path)] == pytest.approx(seen, rel=1e-6)
