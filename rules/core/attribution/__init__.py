@@ -162,7 +162,10 @@ def _cheapest_test(suspects: list[str], onset: int) -> str:
             "numerics."
         )
     if "data" in suspects:
-        return f"Look at the samples of step {onset}; then run the same weights on the next batch instead."
+        return (
+            f"Look at the samples of step {onset} (trainwarden data show --step {onset}); then run the same weights on the next batch "
+            "instead."
+        )
     if "numeric" in suspects:
         return f"Repeat step {onset} from the checkpoint before it in float32."
     if "learning_rate" in suspects or "optimizer_state" in suspects:
