@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import runpy
 import subprocess
 import sys
 import warnings
@@ -298,3 +299,16 @@ def test_a_stream_has_positions_by_epoch(tmp_path: Path) -> None:
     assert [record.samples for record in records(tmp_path)] == [[(at, at + 4)] for at in range(0, 24, 4)] * 2
     assert [record.value("epoch") for record in records(tmp_path)] == [0] * 6 + [1] * 6
     assert watching.notices == []
+
+
+def test_the_example_goes_on_when_it_is_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINWARDEN_DIR", str(tmp_path / "runs"))
+    main = runpy.run_path(str(ROOT / "examples" / "lightning_fit.py"))["main"]
+    for _ in range(2):
+        main(25)
+    found = [line for line in lines(tmp_path / "runs", "lightning") if isinstance(line, Step)]
+    assert [record.step for record in found] == list(range(1, 51))
+    assert "steps 26 to 50 are recorded" in capsys.readouterr().out
