@@ -128,7 +128,9 @@ def assemble(
     cadence = Cadence(settings.cadence, settings.watch_steps)
     devices = {local(parameter).device for parameter in watched.params}
     inside = Inside(model, notices)
-    probes = default_probes(watched, list(optimizers), identity.world_size, settings, devices, inside.structure, notices)
+    probes = default_probes(
+        watched, list(optimizers), identity.world_size, settings, devices, inside.structure, notices
+    )
     observer = Observer(optimizers, watched, probes, cadence, notices)
     # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
     staging = Staging(devices, capacity=16 * len(watched) + watched.blocks(16) + inside.numbers + 1024)
@@ -150,7 +152,7 @@ def assemble(
     if settings.preflight and identity.rank == 0:  # what is set is set for all
         known = facts(model, optimizers, watched, settings.total_steps)
         preflight = Preflight(known, lambda: observer.precisions)
-    recorder = Recorder(probes, cadence, ring, journal, page, notices, preflight)
+    recorder = Recorder(probes, cadence, ring, journal, page, notices, preflight, lambda: watched.split)
     layout = layout_of(probes)
     side = begin(identity, watched, layout, settings, notices)
     drain = Drain(recorder, notices, side, layout)

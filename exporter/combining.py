@@ -64,6 +64,7 @@ def begin(
             notices,
             met,
         )
+        watched.undecided = True
         side.start()
         return side
     except Exception as error:

@@ -5,7 +5,7 @@ Runs on the drain thread alone. What fails here costs a signal or a sink, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from .across import Joined
 from .cadence import Cadence
 from .notices import Notices, log
 from .preflight import Finding, Preflight, as_event
-from .probes.probe import Probe, Shares
+from .probes.probe import Probe, Shares, Totals
 from .series import Page
 from .sheet import Reading
 from .sinks.journal import Journal, totals_at
@@ -27,8 +27,12 @@ from .sinks.ring import Ring
 
 @dataclass(slots=True)
 class Seen:
-    """What this rank saw of a step: its signals, and its shares of sums over all ranks by probe, name and group."""
+    """What this rank saw of a step: its signals, and its shares of sums over all ranks by probe, name and group.
 
+    ``whole``: it was not known then that ranks hold parts of what is measured.
+    """
+
+    whole: bool = True
     signals: dict[str, Value] = field(default_factory=dict)
     shares: dict[str, Shares] = field(default_factory=dict)
 
@@ -45,7 +49,9 @@ class Recorder:
         page: Page,
         notices: Notices,
         preflight: Preflight | None = None,
+        split: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._split = split
         self._probes = list(probes)
         self._cadence = cadence
         self._ring = ring
@@ -83,7 +89,7 @@ class Recorder:
 
     def read(self, reading: Reading) -> Seen:
         """Let each probe say what it saw in an arrived step. Steps come in order."""
-        seen = Seen()
+        seen = Seen(whole=not self._split())
         signals, host = seen.signals, reading.host
         self._samples += host.get("samples", 0)
         self._tokens += host.get("tokens", 0)
@@ -105,9 +111,12 @@ class Recorder:
         self, reading: Reading, time: float, phase: str, seen: Seen | None = None, joined: Joined | None = None
     ) -> Step:
         """Record a step and return its record. ``seen`` is what :meth:`read` gave, ``joined`` the numbers over all ranks."""
-        signals, host = (self.read(reading) if seen is None else seen).signals, reading.host
-        if joined is not None:
-            self._join(reading, signals, joined)
+        seen = self.read(reading) if seen is None else seen
+        signals, host = seen.signals, reading.host
+        if joined is not None and "loss" in joined.ranks:
+            signals["loss"] = joined.ranks["loss"].sum / joined.ranks["loss"].n
+        if self._split():
+            self._complete(reading, seen, {} if joined is None else joined.totals)
         for kind, fields in host.get("events", ()):  # what a probe has to tell beside numbers
             self.event(Event(kind=kind, time=time, step=reading.step, fields=fields))
         step = Step(
@@ -127,17 +136,15 @@ class Recorder:
             self._tell(self._preflight.record, step, time)
         return step
 
-    def _join(self, reading: Reading, signals: dict[str, Value], joined: Joined) -> None:
-        """Put the mean loss in the place of the rank's own, and beside it what is a sum over the elements of all ranks."""
-        loss = joined.ranks.get("loss")
-        if loss is not None:
-            signals["loss"] = loss.sum / loss.n
+    def _complete(self, reading: Reading, seen: Seen, totals: Mapping[str, Totals]) -> None:
+        """Put what sums over the elements of all ranks make beside this rank's own, and leave no part under the whole's name."""
         for probe in self._probes:
-            totals = joined.totals.get(probe.name)
-            if totals is None:
-                continue
             try:
-                signals.update(probe.joined(reading, totals))
+                if probe.name in totals:
+                    seen.signals.update(probe.joined(reading, totals[probe.name]))
+                elif seen.whole:
+                    for name in probe.whole:
+                        seen.signals.pop(name, None)
             except Exception as error:
                 self._notices.fault(f"probe {probe.name}", error)
 

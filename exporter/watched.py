@@ -48,6 +48,8 @@ class Watched:
         self.untold: str | None = opaque(model)
         #: Whether a rank holds a part of what is trained: what it measures alone is not global.
         self.split = self.untold is not None
+        #: Whether other ranks may turn out to train other parameters.
+        self.undecided = False
         for path, module in model.named_modules():
             if isinstance(module, nn.Embedding):  # positions have one too, and it is the smaller one
                 self.vocabulary = max(self.vocabulary or 0, module.num_embeddings)
@@ -117,8 +119,8 @@ class Watched:
 
     @property
     def summable(self) -> bool:
-        """Whether ranks hold parts, and their shares of a sum over all of them can be told."""
-        return self.split and self.untold is None
+        """Whether ranks hold parts, or may turn out to, and their shares of a sum over all of them can be told."""
+        return (self.split or self.undecided) and self.untold is None
 
     def told(self, indices: Sequence[int], gradients: Sequence[Tensor | None]) -> bool:
         """Say whether gradients are spread over the ranks as their parameters are: not where one is still a partial sum."""
@@ -133,7 +135,7 @@ class Watched:
 
     def meet(self, alike: int, all_alike: bool) -> None:
         """Take over that ``alike`` ranks train the same parameters as this one, and whether all do."""
-        self.split = self.split or not all_alike
+        self.split, self.undecided = self.split or not all_alike, False
         sizes = {size for size in map(mesh_size, self.params) if size is not None}
         if self.untold is None and sizes - {alike}:
             self.untold = (

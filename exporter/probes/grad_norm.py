@@ -24,6 +24,7 @@ class GradNorm(Probe):
 
     name = "grad_norm"
     summed = ("grad_square", "grad_parts")
+    whole = ("grad_norm",)
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

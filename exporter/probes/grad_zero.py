@@ -19,6 +19,7 @@ class GradZero(Probe):
     name = "grad_zero"
     costly = True
     summed = ("grad_nonzero", "grad_elements")
+    whole = ("grad_zero_ratio",)
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

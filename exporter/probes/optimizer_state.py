@@ -79,6 +79,7 @@ class OptimizerState(Probe):
         "update_square",
         "update_elements",
     )
+    whole = ("weight_rms", "moment_rms", "update_ratio", "update_share")
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

@@ -63,6 +63,8 @@ class Probe:
     costly: ClassVar[bool] = False
     #: Names of the sums over all ranks that it takes part in, by parameter group each.
     summed: ClassVar[tuple[str, ...]] = ()
+    #: Signals that only those sums make where ranks hold parts of what it measures.
+    whole: ClassVar[tuple[str, ...]] = ()
 
     def before(self, update: Update) -> None:
         """Look at the gradients, just before the optimizer uses them. Training thread."""

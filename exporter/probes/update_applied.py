@@ -37,6 +37,7 @@ class UpdateApplied(Probe):
     name = "update_applied"
     costly = True
     summed = ("applied_square", "applied_weight")
+    whole = ("update_applied_ratio",)
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

@@ -15,6 +15,8 @@ STEPS = 8
 
 #: Two stages of two replicas each: ranks 0 and 1 embed, ranks 2 and 3 do the rest. Gradients are averaged within a stage.
 BODY = """
+import trainwarden.exporter.held as held
+held.HOLD_SECONDS = 30.0  # also the first steps, read before it is known that others train other parameters, are combined
 stage, replica = divmod(rank, 2)
 peers = [dist.new_group([0, 1]), dist.new_group([2, 3])][stage]
 whole = make()
@@ -25,9 +27,6 @@ else:
     model.ln_1, model.attn, model.mlp, model.lm_head = whole.ln_1, whole.attn, whole.mlp, whole.lm_head
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 exporter = watch(model, optimizer, folder, cadence=2)
-end_of_join = time.monotonic() + 20
-while exporter._parts.side.rounds == 0 and time.monotonic() < end_of_join:
-    time.sleep(0.01)
 for step in range(1, STEPS + 1):
     optimizer.zero_grad()
     ids = tokens(10 * step + replica)
