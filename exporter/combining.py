@@ -40,6 +40,7 @@ def begin(
     if identity.world_size == 1:
         watched.split = False
         return None
+    _say_untold(watched, notices)
     if not (dist.is_available() and dist.is_initialized()):
         return None
     try:
@@ -51,8 +52,7 @@ def begin(
 
         def met(alike: int, all_alike: bool) -> None:
             watched.meet(alike, all_alike)
-            if watched.untold is not None:
-                notices.say("sharding", f"global norms are left out: {watched.untold}")
+            _say_untold(watched, notices)
 
         side = SideGroup(
             identity.rank,
@@ -70,3 +70,8 @@ def begin(
     except Exception as error:
         notices.fault("side group", error)
         return None
+
+
+def _say_untold(watched: Watched, notices: Notices) -> None:
+    if watched.untold is not None:
+        notices.say("sharding", f"global norms are left out: {watched.untold}")

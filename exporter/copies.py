@@ -52,10 +52,11 @@ def is_full(tensor: Tensor) -> bool:
 
 
 def opaque(model: nn.Module) -> str | None:
-    """Return the name of a wrapper under which it cannot be told which rank holds what, or None."""
+    """Return the sentence that under a wrapper of this model it cannot be told which rank holds what, or None."""
     for module in model.modules():
-        if type(module).__name__ in OPAQUE:
-            return type(module).__name__
+        name = type(module).__name__
+        if name in OPAQUE:
+            return f"{name} keeps flat shards, and nothing tells whose elements they are; fully_shard's can be told"
     return None
 
 
