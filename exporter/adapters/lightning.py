@@ -214,7 +214,7 @@ class TrainwardenCallback(_Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Show the batch, where no loader does."""
         if self.exporter is not None and self._loader is None:
-            _show_batch(self.exporter, batch)
+            self.exporter.batch(batch)
 
     @_quietly
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -444,19 +444,6 @@ class _LateStatefulLoader(_LateLoader):
         if self._inner_state is not None:
             inner, self._inner_state = self._inner_state, None
             self.watched.load_state_dict({**state, "inner": inner})
-
-
-def _show_batch(exporter: Exporter, batch: Any) -> None:
-    """Hand in the token ids of a batch of one of the usual shapes."""
-    if isinstance(batch, Mapping):
-        ids = batch.get("input_ids")
-        labels, mask = batch.get("labels"), batch.get("attention_mask")
-    elif isinstance(batch, list | tuple):
-        ids, labels, mask = (batch[0] if batch else None), (batch[1] if len(batch) > 1 else None), None
-    else:
-        ids, labels, mask = batch, None, None
-    if isinstance(ids, Tensor):
-        exporter.batch(ids, labels, mask)
 
 
 def _pending_save(io: Any) -> Future[None] | None:

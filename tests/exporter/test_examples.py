@@ -50,3 +50,26 @@ def test_the_minimal_script_leaves_whole_records(
     assert all(record.value("batch_unique_token_ratio") and record.value("sample_position") for record in records)
     assert events(tmp_path, "start", "minimal")[0].fields["replayable"] is True
     assert "http://127.0.0.1:" in capsys.readouterr().out
+
+
+def test_the_loop_with_accumulation_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(EXAMPLES / "accumulation.py"))["main"]
+    for name, parts in (("whole", (20,)), ("parts", (10, 10))):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("TRAINWARDEN_DIR", str(folder))
+        for steps in parts:
+            main(steps)
+    whole, parts_of_it = (
+        [line for line in lines(tmp_path / name, "accumulation") if isinstance(line, Step)]
+        for name in ("whole", "parts")
+    )
+    assert [record.step for record in parts_of_it] == list(range(1, 21))
+    for one, other in zip(whole, parts_of_it, strict=True):
+        assert (one.value("loss"), one.samples, one.value("skipped")) == (other.value("loss"), other.samples, 0.0)
+        assert one.value("grad_norm") == other.value("grad_norm")
+        assert one.value("loss_scale") == other.value("loss_scale")
+    assert "steps 11 to 20" in capsys.readouterr().out
