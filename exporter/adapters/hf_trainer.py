@@ -106,7 +106,7 @@ class TrainwardenCallback(_Callback):
         self._notices = Notices()
         self._past: list[str] = []
         self._loader: PreparedLoader | None = None
-        self._is_first_epoch = True
+        self._is_first_epoch = self._is_first_batch = True
         self._loss: Tensor | None = None
         self._phases = ExitStack()
         self._undo: Callable[[], None] | None = None
@@ -158,7 +158,7 @@ class TrainwardenCallback(_Callback):
         loader = kwargs["train_dataloader"]
         followed = exporter.follow(lambda skips: PreparedLoader(loader, skips=skips, **self._data))
         self._loader = cast("PreparedLoader | None", followed)
-        self._is_first_epoch = True
+        self._is_first_epoch = self._is_first_batch = True
         if trainer is None:
             self._notices.say(
                 "trainer", "the trainer was not found: neither losses nor batches are seen, only what optimizers do"
@@ -195,6 +195,10 @@ class TrainwardenCallback(_Callback):
     @_quietly
     def _micro_step(self, inputs: Any, loss: Any) -> None:
         if self._loader is not None:
+            misread = self._loader.misread if self._is_first_batch else None
+            if misread is not None:
+                self._notices.say("misread", misread)
+            self._is_first_batch = False
             self._loader.hand_out(inputs)
         if isinstance(loss, Tensor):
             seen = loss.detach()

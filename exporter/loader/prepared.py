@@ -111,7 +111,7 @@ def _is_seeded(sampler: Any) -> bool:
 class SkippingSampler:
     """Draws what another sampler draws, with other rows where the data must not be trained on.
 
-    ``replaced`` holds the positions replaced so far in the two newest epochs.
+    ``epoch`` is the one to draw next. ``replaced`` holds the positions replaced so far in the two newest epochs.
     """
 
     def __init__(self, inner: Any, drawn: Drawn) -> None:
@@ -124,13 +124,13 @@ class SkippingSampler:
         return len(self.inner)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next."""
-        self.epoch = epoch
-        if _is_seeded(self.inner):
-            self.inner.set_epoch(epoch)
+        """Do nothing: some versions of Accelerate count from 0 again behind a skip. :attr:`epoch` is what counts."""
 
     def __iter__(self) -> Iterator[int]:
-        epoch, position, drawn = self.epoch, 0, iter(self.inner)
+        epoch, position = self.epoch, 0
+        if _is_seeded(self.inner):
+            self.inner.set_epoch(epoch)
+        drawn = iter(self.inner)
         noted = self.replaced[epoch] = []
         while len(self.replaced) > 2:
             self.replaced.popitem(last=False)
@@ -140,7 +140,6 @@ class SkippingSampler:
             noted.append(positions[here])
             yield from rows.tolist()
             position += len(chunk)
-        self.epoch = epoch + 1
 
     def count(self, epoch: int, ranges: Ranges) -> int:
         """Return how many of these positions of an epoch were replaced."""
@@ -252,14 +251,17 @@ class PreparedLoader:
         self._passes += 1
         loader, step = self._loader, self._cut.batch * self._cut.world
         if self._position and step:
-            loader = _its().skip_first_batches(loader, -(-self._position // step))
+            gone = -(-self._position // step)
+            if self._cut.rows is not None and gone >= len(loader):  # some versions hand out None where nothing is left
+                return self._pass(self._passes, iter(()))
+            loader = _its().skip_first_batches(loader, gone)
         for each in (self._loader, loader):
             if type(each) in (_its().DataLoaderShard, _its().DataLoaderDispatcher):
                 each.set_epoch(self._epoch)
         if _is_seeded(self._cut.sampler):  # which set_epoch does not reach behind a skip
             self._cut.sampler.set_epoch(self._epoch)
         if self._skipping is not None:
-            self._skipping.set_epoch(self._epoch)
+            self._skipping.epoch = self._epoch
         return self._pass(self._passes, iter(loader))
 
     def _pass(self, number: int, batches: Iterator[Any]) -> Iterator[Any]:
@@ -282,7 +284,24 @@ class PreparedLoader:
         if self._cut.rows is not None:
             self._position = min(self._position, self._cut.rows)
         if self._skipping is not None:
-            self._skipping.set_epoch(epoch)
+            self._skipping.epoch = epoch
+
+    @property
+    def misread(self) -> str | None:
+        """Say what is wrong with an order that is being read and is not that of the epoch; None where nothing is.
+
+        Behind ``skip_first_batches`` some versions of Accelerate begin to count epochs from 0 again.
+        """
+        sampler = self._cut.sampler
+        if not _is_seeded(sampler) or sampler.epoch in (
+            self._epoch,
+            self._epoch + 1,
+        ):  # it counts on where it is exhausted
+            return None
+        return (
+            f"loader: what is left of epoch {self._epoch} is read in the order of epoch {sampler.epoch}: this version of Accelerate "
+            "forgets the epoch where a run goes on in the middle of one. Positions and data do not agree until the next; upgrade it"
+        )
 
     def hand_out(self, batch: Any) -> None:
         """Count a batch that the trainer was handed."""

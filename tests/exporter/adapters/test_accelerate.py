@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader
 
+from tests.exporter.adapters.conftest import forget_accelerate
 from tests.exporter.adapters.tiny import order
 from tests.exporter.runs import Block, events, lines, loss_of, make, norm64, tokens
 from trainwarden.exporter.adapters.accelerate import AcceleratedExporter, attach
@@ -24,13 +24,6 @@ from trainwarden.record import Step
 from trainwarden.runfolder import RunFolder
 
 ROWS = 42
-
-
-@pytest.fixture(autouse=True)
-def _accelerate_begins_anew() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def data() -> list[torch.Tensor]:
@@ -195,7 +188,7 @@ def test_a_saved_state_is_a_checkpoint_and_a_run_goes_on_from_it_with_the_next_s
         True,
         True,
     )
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerate()
     random.seed(9), np.random.seed(9), torch.manual_seed(9)
     second = Loop(tmp_path, before=goes_on(tmp_path)).train()
     assert second.close() == []
@@ -220,7 +213,7 @@ def test_a_plan_puts_other_rows_in_the_place_of_what_it_skips(tmp_path: Path) ->
     run.write_plan(Plan(plan_id="p", run_uid=uid, for_attempt=1, target=target, skip_samples=[(18, 24)]))
     entry = LedgerEntry(plan_id="p", for_attempt=1, target_step=3, skip_samples=[(18, 24)])
     run.write_ledger(Ledger(run_uid=uid, entries=[entry]))
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerate()
     second = Loop(tmp_path, before=goes_on(tmp_path), wrap={"reserve": 0.2}).train(last=10)
     assert second.close() == []
     found = records(tmp_path)
