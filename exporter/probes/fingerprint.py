@@ -116,7 +116,7 @@ class Fingerprint(Probe):
         count = sum(tokens.ids.numel() for tokens in found)
         sheet.host["tokens"] = count
         sheet.host["distinct_bound"] = min(count, vocabulary or count)
-        before = 0
+        before, begin = 0, len(sheet.tensors)
         for tokens in found:
             ids = tokens.ids
             carried = supervised(tokens)
@@ -131,13 +131,15 @@ class Fingerprint(Probe):
             if self._classes is not None or tokens.mask is not None:
                 self._count_classes(sheet, tokens)
             before += ids.numel()
+        if len(found) > 1:
+            _combine(sheet, begin)
         if len({tokens.ids.device for tokens in found}) == 1:
             sheet.add("batch.distinct", _distinct_of([tokens.ids for tokens in found], vocabulary))
 
     def _count_classes(self, sheet: Sheet, tokens: Tokens) -> None:
         ids, mask = tokens.ids, tokens.mask
         if mask is not None:
-            sheet.add("batch.real", mask.count_nonzero(), ids.numel())
+            sheet.add("batch.real", mask.count_nonzero(), (ids.numel(), True))
         table = self._tables.get(ids.device)
         if table is not None:
             places = table_places(ids, len(table))
@@ -170,7 +172,7 @@ class Fingerprint(Probe):
         """Return the share of each class: padding of all tokens, the others of those that are no padding."""
         total = int(reading.host["tokens"])
         names = () if self._classes is None else self._classes.names
-        masked = sum(int(meta) for meta, _ in reading.pieces("batch.real"))
+        masked = sum(size for (size, _), _ in reading.pieces("batch.real"))
         padding = masked - sum(float(values[0]) for _, values in reading.pieces("batch.real"))
         seen_in, counted = 0, dict.fromkeys(names, 0.0)
         known = masked
@@ -189,6 +191,22 @@ class Fingerprint(Probe):
         if known == total:
             shares["padding"] = padding / total
         return shares
+
+
+def _combine(sheet: Sheet, begin: int) -> None:
+    """Put together what micro-batches put down from ``begin`` on: however many they are, a step sends a handful of numbers.
+
+    With counts comes the number of tokens that they are of, and whether these had a mask.
+    """
+    parts: dict[tuple[str, torch.device, bool], list[tuple[int, Tensor]]] = {}
+    for name, meta, tensor in sheet.tensors[begin:]:
+        size, has_mask = meta or (0, False)
+        parts.setdefault((name, tensor.device, has_mask), []).append((size, tensor))
+    del sheet.tensors[begin:]
+    for (name, _, has_mask), several in parts.items():
+        together = torch.stack([tensor for _, tensor in several])
+        whole = together.amax(0) if name == "batch.repeat" else together.sum(0)
+        sheet.add(name, whole, (sum(size for size, _ in several), has_mask))
 
 
 def _distinct_of(several: list[Tensor], vocabulary: int | None) -> Tensor:
