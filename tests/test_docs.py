@@ -231,3 +231,11 @@ def test_every_make_target_that_the_pages_name_exists() -> None:
             re.findall(r"\bmake ([a-z]+)\b", " ".join(re.findall(r"`[^`]*`|^make .*$", page.read_text(), re.MULTILINE)))
         )
         assert named <= targets, page.name
+
+
+def test_every_example_that_a_page_runs_is_there_and_run_by_a_test() -> None:
+    tests = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__))
+    for page in PAGES:
+        for found in re.findall(r"\b(?:python|torchrun)\b[^\n`]* (examples/[\w/]+\.py)", page.read_text()):
+            assert (ROOT / found).is_file(), f"{page.name}: {found}"
+            assert Path(found).stem in tests, f"{page.name}: {found} is run by no test"
