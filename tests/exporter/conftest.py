@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainwarden.exporter.hooks import clipping, scaler
+from trainwarden.exporter.hooks import attention, clipping, scaler
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +15,4 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
     assert not list(clipping._listeners)
     assert not list(scaler._listeners)
     assert not clipping._replaced
+    assert not attention._replaced

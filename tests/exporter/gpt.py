@@ -24,7 +24,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(rows, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
         if self.by_hand:
             scores = (q @ k.transpose(-2, -1)) * (width // 2) ** -0.5
-            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+            scores = scores.masked_fill(torch.ones(length, length, device=x.device).triu(1).bool(), -torch.inf)
             mixed = nn.functional.softmax(scores, dim=-1) @ v
         else:
             mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.exporter.gpt import GPT, batch, gpt, loss_on
 from tests.exporter.runs import Block, events, lines, loss_of, make, steps, watch
 from trainwarden.record import Step
 
@@ -73,6 +74,47 @@ def test_on_meta_no_value_is_read_with_every_probe_at_every_step(
     assert found[-1].value("loss") is None  # there is no value, and none was made up
     assert found[-1].value("tokens") == 144.0 * accumulate
     assert events(tmp_path, "checkpoint")[0].fields["finite"] is None
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "plain"])
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("cadence", [1, 10])
+def test_on_meta_no_value_is_read_inside_the_model(
+    tmp_path: Path, capturable_anywhere: None, checkpointing: str | None, by_hand: bool, cadence: int
+) -> None:
+    with torch.device("meta"):
+        model = GPT(checkpointing=checkpointing, by_hand=by_hand)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+        optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)  # its constructor would read it
+        exporter = watch(model, optimizer, tmp_path, cadence=cadence)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                ids = torch.zeros(2, 12, dtype=torch.int64)
+                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+                loss.backward()
+            optimizer.step()
+            exporter.step(loss)
+    assert [record.step for record in steps(exporter, tmp_path)] == [1, 2, 3]
+
+
+def test_inside_the_model_not_one_value_more_is_read_than_without_the_exporter(tmp_path: Path) -> None:
+    seen = []
+    for watched in (False, True):
+        model = gpt()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        exporter = watch(model, optimizer, tmp_path, cadence=2) if watched else None
+        with Spy() as spy:
+            for step in range(1, 5):
+                loss = loss_on(model, batch(step))
+                loss.backward()
+                optimizer.step()
+                if exporter is not None:
+                    exporter.step(loss)
+        seen.append(spy.seen)
+        if exporter is not None:
+            assert steps(exporter, tmp_path)[1].value("activation_rms") is not None
+    assert seen[0] == seen[1]
 
 
 def test_on_meta_reading_a_value_would_have_been_noticed(tmp_path: Path, capturable_anywhere: None) -> None:
