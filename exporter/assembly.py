@@ -186,6 +186,8 @@ def assemble(
     observer.attach(model if settings.own_gradients and identity.world_size > 1 else None)
     inside.attach(observer)
     reports = Reports(drain, staging, watched, notices)
+    if side is not None:
+        side.on_closed = lambda step, reason: reports.event("side_group", step, {"open": False, "reason": reason})
     return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
 
 

@@ -73,6 +73,8 @@ class SideGroup(threading.Thread):
         self._group: Any = None
         #: Whether results may still come.
         self.open = True
+        #: Told once why it is closed although the exporter is not, and after which step.
+        self.on_closed: Callable[[int, str], None] = lambda step, reason: None
         #: Rounds that were held, and steps that were combined.
         self.rounds = self.combined = 0
 
@@ -125,11 +127,13 @@ class SideGroup(threading.Thread):
                     self._wake.wait(HURRY_SECONDS if self._closing else ROUND_SECONDS)
         except Exception as error:
             if not self._closing:
+                reason = _sentence(error)
                 self._notices.say(
                     "side group",
-                    f"side group: {_sentence(error)}: it is closed, and each rank goes on with its own values (under "
-                    "sharding, global norms are missing from here on)",
+                    f"side group: {reason}: it is closed, and each rank goes on with its own values (under sharding, global "
+                    "norms are missing from here on)",
                 )
+                self.on_closed(max(self._next - 1, 0), reason)
         finally:
             self.open = False
             self._group = None

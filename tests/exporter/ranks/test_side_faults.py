@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.exporter.ranks.harness import Ranks, close, records, run
+from tests.exporter.runs import events
 from trainwarden.exporter.across import Layout
 from trainwarden.exporter.notices import Notices
 from trainwarden.exporter.side import SideGroup
@@ -83,6 +84,8 @@ say(most=most, open=side.open, notices=exporter.notices, last=number)
         assert [one.step for one in own] == list(range(1, each.said["last"] + 1))  # none is lost
         assert own[10].ranks["loss"].n == 4
         assert not own[-1].ranks
+        closed = events(tmp_path, "side_group", rank=each.rank)
+        assert [event.fields["open"] for event in closed] == [False]
         assert own[-1].value("loss") == own[-1].value("rank_loss")
 
 
