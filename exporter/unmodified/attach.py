@@ -92,16 +92,22 @@ class Attachment:
         _alive.add(self)
 
     def leave(self) -> None:
-        """Listen no more; torch is as it was."""
+        """Listen no more. What optimizers call stays, and does nothing: it may be one of them that is being called."""
         self._on = False
-        for handle in (*self._handles, *self._called):
-            handle.remove()
-        self._handles.clear()
+        for hook in self._called:
+            hook.remove()
         self._called.clear()
         atexit.unregister(self._at_exit)
         backward.forget(self)
         clipping.forget(self)
         scaling.forget(self)
+
+    def remove(self) -> None:
+        """Take off what optimizers call; torch is as it was."""
+        self.leave()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def abandon(self) -> None:
         """In a forked child: the run that is watched is the parent's."""
@@ -357,8 +363,6 @@ class Attachment:
 
     def _close(self) -> None:
         """Close the open step's record."""
-        if self._stands_back():
-            return
         values, logged_loss = self._logged.take()
         sheet = self._observer.sheet
         for name, value in values.items():
@@ -374,6 +378,7 @@ class Attachment:
         self._exporter.step(logged_loss if loss is None else loss)
         self._cycle.close()
         self._ripe, self._seen = False, 0
+        self._stands_back()
 
     def _stands_back(self) -> bool:
         """Leave the process to an exporter that the script made itself, if it did; say whether it did."""

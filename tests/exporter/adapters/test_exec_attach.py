@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tests.exporter.runs import Block, events, lines, loss_of, make, norm64, tokens, watch
 from trainwarden.exporter.hooks import backward
@@ -49,7 +50,7 @@ def finish(attachment: Attachment) -> list[str]:
     if exporter is not None:
         attachment._at_exit()
         exporter.close()
-    attachment.leave()
+    attachment.remove()
     return [] if exporter is None else [one for one in exporter.notices if "preflight" not in one]
 
 
@@ -315,6 +316,7 @@ def test_it_stands_back_where_the_script_makes_an_exporter(
     tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
 ) -> None:
     attachment = begin()
+    others = [register_optimizer_step_pre_hook(lambda *_: None), register_optimizer_step_post_hook(lambda *_: None)]
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exporter = watch(model, optimizer, tmp_path, "own")
@@ -324,10 +326,30 @@ def test_it_stands_back_where_the_script_makes_an_exporter(
         optimizer.step()
         exporter.step(loss)
     exporter.close()
+    for other in others:
+        other.remove()
     assert attachment._exporter is None
     assert sum("stands back" in message for message in caplog.messages) == 1
     assert [line.step for line in lines(tmp_path, "own") if isinstance(line, Step)] == [1, 2, 3]
     assert lines(tmp_path) == []
+
+
+def test_it_stands_back_also_where_the_script_makes_one_later(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accumulate(model, optimizer, 2)
+    exporter = watch(model, optimizer, tmp_path, "own")
+    for step in range(1, 4):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        exporter.step(loss)
+    exporter.close()
+    finish(attachment)
+    assert [record.step for record in records(tmp_path)] == [1, 2]
+    assert [line.step for line in lines(tmp_path, "own") if isinstance(line, Step)] == [1, 2, 3]
+    assert [event.step for event in events(tmp_path, "exit")] == [2]
 
 
 def test_a_copy_of_the_model_and_a_file_with_it_know_nothing_of_it(tmp_path: Path, begin: Begin) -> None:
@@ -466,3 +488,46 @@ def test_a_compiled_function_may_hold_the_backward_pass(tmp_path: Path, begin: B
         optimizer.zero_grad()
     finish(attachment)
     assert [record.value("loss") for record in records(tmp_path)] == pytest.approx(seen, rel=1e-6)
+
+
+def test_parameters_without_a_module_are_watched_without_names(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (weight**2).sum().backward()
+        optimizer.step()
+    said = finish(attachment)
+    assert len(said) == 1
+    assert said[0].startswith("no module owns")
+    found = records(tmp_path)
+    assert [record.value("loss") for record in found] == pytest.approx([3.0, 3 * 0.64, 3 * 0.8**4])
+    assert [record.value("grad_norm") for record in found] == pytest.approx([12**0.5 * 0.8**n for n in range(3)])
+
+
+class OwnScale(torch.amp.GradScaler):
+    """A scaler that multiplies losses by itself, as those for sharded models do."""
+
+    def scale(self, outputs: Any) -> Any:
+        assert self._scale is not None or self._lazy_init_scale_growth_tracker(outputs.device) is None
+        return outputs * self._scale
+
+
+def test_a_loss_that_is_scaled_out_of_sight_is_left_out_and_that_is_said(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = OwnScale("cpu", init_scale=2.0**10)
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    said = finish(attachment)
+    assert len(said) == 1
+    assert said[0].startswith("the loss is scaled")
+    found = records(tmp_path)
+    assert [record.value("loss") for record in found] == [None] * 3
+    assert [record.value("loss_scale") for record in found] == [2.0**10] * 3
+    assert all(0 < (record.value("grad_norm") or 0) < 10 for record in found)
