@@ -129,7 +129,8 @@ def adam_squares(
     directions: np.ndarray, products: np.ndarray, weights: np.ndarray, rates: np.ndarray, decays: np.ndarray
 ) -> np.ndarray:
     """Return the squared norm of each update from those of direction and parameter and their inner product, parameter by parameter."""
-    squares: np.ndarray = rates**2 * directions + 2 * rates * decays * products + decays**2 * weights
+    decayed = 2 * rates * decays * products + decays**2 * weights
+    squares: np.ndarray = rates**2 * directions + np.where(decays == 0, 0.0, decayed)  # whatever the parameter has become
     return np.where(squares < 0, 0.0, squares)  # rounding; NaN stays NaN
 
 

@@ -94,7 +94,9 @@ class GradNorm(Probe):
                 squares.append((values / scale) ** 2)
             indices.append(which)
             all_told = all_told and told
-        return np.concatenate(indices), np.concatenate(squares), all_told
+        of_whom, all_squares = np.concatenate(indices), np.concatenate(squares)
+        filled = self._watched.sizes_of(of_whom) > 0  # the trainer takes norms of empty ones, too
+        return of_whom[filled], all_squares[filled], all_told
 
 
 def root(square: float) -> float:
