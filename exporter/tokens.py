@@ -96,6 +96,10 @@ def _in_mapping(named: Mapping[Any, Any], depth: int) -> Tokens | None:
                 return _with_what_is_said(found, named)
             continue
         ids, joined = _ids(given)
+        if ids is None and isinstance(given, list | tuple) and depth:  # a pair (inputs, labels) handed in as the batch
+            found = find_tokens(given)
+            if found is not None:
+                return _with_what_is_said(found, named)
         if ids is None or (ids.ndim < 2 and name not in _FLAT):
             continue
         return _with_what_is_said(Tokens(ids, joined=joined), named)

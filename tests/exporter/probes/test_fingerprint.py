@@ -173,6 +173,20 @@ def test_the_fingerprint_of_each_kind_of_batch(tmp_path: Path, batch: Any, super
     assert record.value("batch_hash") == float(hash_of(IDS.reshape(-1)))
 
 
+@pytest.mark.parametrize(
+    "batch", [(IDS, LABELS), [IDS, LABELS], {"tokens": IDS, "targets": LABELS}, Pair(IDS, LABELS), Packed(IDS, LABELS)]
+)
+def test_a_whole_batch_can_be_handed_in_as_it_is(tmp_path: Path, batch: Any) -> None:
+    model = nn.Embedding(6, 2)
+    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path)
+    exporter.batch(batch, source="web")
+    exporter.step(1.0)
+    (record,) = steps(exporter, tmp_path)
+    assert record.value("batch_supervised_tokens") == 5.0
+    assert record.value("batch_hash") == float(hash_of(IDS.reshape(-1)))
+    assert record.signals["source_share"] == {"web": 1.0}
+
+
 def test_a_batch_encoding_is_read_as_the_dict_that_it_is(tmp_path: Path) -> None:
     record = first_record(tmp_path, batch_encoding(input_ids=IDS, attention_mask=MASK, labels=LABELS))
     assert record.value("batch_supervised_tokens") == 5.0
