@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tests.exporter.runs import Block, events, lines, loss_of, make, norm64, tokens, watch
+from tests.exporter.seams import Watch
 from trainwarden.exporter.hooks import backward
 from trainwarden.exporter.unmodified.attach import Attachment
 from trainwarden.exporter.unmodified.options import Options
@@ -531,3 +533,43 @@ def test_a_loss_that_is_scaled_out_of_sight_is_left_out_and_that_is_said(tmp_pat
     assert [record.value("loss") for record in found] == [None] * 3
     assert [record.value("loss_scale") for record in found] == [2.0**10] * 3
     assert all(0 < (record.value("grad_norm") or 0) < 10 for record in found)
+
+
+def test_on_meta_no_value_is_read(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    adam = importlib.import_module("torch.optim.adam")
+    monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda supports_xla=True: ["meta"])
+    attachment = begin()
+    with torch.device("meta"):
+        model = Block()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+        optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)  # its constructor would read it
+        for _ in range(4):
+            for _ in range(2):
+                ids = torch.zeros(4, 12, dtype=torch.int64)
+                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            attachment.logged({"train/loss": loss, "accuracy": loss.detach()})
+            optimizer.zero_grad()
+        assert finish(attachment) == []
+    found = records(tmp_path)
+    assert [record.step for record in found] == [1, 2, 3, 4]
+    assert [record.value("loss") for record in found] == [None] * 4  # there is no value, and none was made up
+    assert [record.value("tokens") for record in found] == [None, 96.0, 192.0, 288.0]
+
+
+def test_no_step_after_the_first_waits_for_anything(tmp_path: Path, begin: Begin) -> None:
+    with Watch() as watching:
+        attachment = begin()
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        accumulate(model, optimizer, 3)
+        watching.caught.clear()
+        for step in range(8):
+            accumulate(model, optimizer, 1)
+            attachment.logged({"train/loss": 1.0, "accuracy": torch.tensor(step / 8)})
+        found = list(watching.caught)
+    finish(attachment)
+    assert found == []
+    assert len(records(tmp_path)) == 11
