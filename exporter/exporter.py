@@ -27,6 +27,7 @@ from .drain import Call, ClosedStep
 from .ending import Ending
 from .identity import next_attempt
 from .loader import Skips, WatchedLoader, watch
+from .losses import MicroLosses
 from .notices import Notices
 from .resume import Resume
 from .settings import Settings, disabled
@@ -101,6 +102,7 @@ class Exporter:
         self._finished = False
         self._loaders: list[Any] = []
         self._batches: list[Any] = []
+        self._micro = MicroLosses()
         self._resume: Resume | None = None
         self._parts: Parts | None = None
         self._ending: Ending | None = None
@@ -214,10 +216,23 @@ class Exporter:
             given = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "source": source}
             self._batches.append(given)
 
+    def micro(self, loss: Tensor | float, tokens: Tensor | float | None = None) -> None:
+        """Hand in the loss of a micro-batch, as it is before it is divided by their number; :meth:`step` then needs none.
+
+        The step's loss is their mean; with ``tokens``, the number that the loss is a mean over, each weighs by it.
+        """
+        if self._live() is not None:
+            try:
+                with torch.no_grad():
+                    self._micro.add(loss, tokens)
+            except Exception as error:
+                self._notices.fault("a micro-batch's loss", error)
+
     def step(self, loss: Tensor | float | None = None) -> None:
         """Close the step's record: call once per optimizer step, after ``optimizer.step()``. Reads no value.
 
-        ``loss`` is the step's loss; of a tensor with several elements, the mean is taken.
+        ``loss`` is the step's loss; of a tensor with several elements, the mean is taken. Without it, it is the mean of what
+        :meth:`micro` was given.
         """
         parts = self._live()
         if parts is None:
@@ -229,7 +244,7 @@ class Exporter:
             if not self._started:
                 self._start(parts)
             with torch.no_grad():
-                self._close(parts, loss)
+                self._close(parts, self._micro.take(loss))
         except Exception as error:
             self._notices.fault("closing a step", error)
         finally:
