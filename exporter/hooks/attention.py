@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import _builtins
 from torch.nn import functional
-from torch.overrides import handle_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -79,9 +79,10 @@ def _attention(original: Any) -> Any:
     def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         mask = kwargs["attn_mask"] if "attn_mask" in kwargs else args[0] if args else None
         found: Tensor
-        if mask is not None and type(mask) not in _PLAIN:
-            # A class that takes this function over knows it by the name under which it found it.
-            given = (query, key, value)
+        given = (query, key, value)
+        if mask is not None and type(mask) not in _PLAIN and has_torch_function((mask, *given)):
+            # A class that takes this function over knows it by the name under which it found it. What a compiler traces
+            # with is a class of its own that takes nothing over.
             found = handle_torch_function(scaled_dot_product_attention, (mask, *given), *given, *args, **kwargs)
             return found
         found = original(query, key, value, *args, **kwargs)

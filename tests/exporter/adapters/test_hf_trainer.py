@@ -122,7 +122,7 @@ def test_a_loss_of_ones_own_is_taken_as_the_trainer_takes_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "others", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "eager"}], ids=["bf16", "compiled"]
+    "others", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}], ids=["bf16", "compiled"]
 )
 def test_autocast_and_compiled_models_are_watched_all_the_same(tmp_path: Path, others: dict[str, Any]) -> None:
     training = trainer(tmp_path, [warden(tmp_path)], max_steps=3, **others)

@@ -237,3 +237,20 @@ def test_set_epoch_chooses_the_pass() -> None:
     loader.set_epoch(4)
     assert next(iter(loader)).tolist() == loader.rows(4, range(4)).tolist()
     assert loader.epoch == 4
+
+
+def test_an_epoch_that_accelerate_forgets_behind_a_resume_is_told_and_skips_hold_in_it_all_the_same() -> None:
+    forgetful = prepared(50, 4)
+    loader = follow(forgetful)
+    loader.begin(1, 2)
+    forgetful.set_epoch(0)
+    assert "read in the order of epoch 0" in str(loader.misread)
+    forgetful.set_epoch(1)
+    assert loader.misread is None
+    other = prepared(50, 4)
+    skipping = follow(other, SKIPS, reserve=0.3)
+    skipping.begin(1, 0)
+    other.set_epoch(0)
+    first = next(iter(other)).tolist()
+    assert first[2:] == skipping.rows(1, range(2, 4)).tolist()
+    assert first[:2] != skipping.rows(1, range(2)).tolist()
