@@ -306,7 +306,10 @@ def _share(trainer: Any) -> tuple[int, int]:
     dims = getattr(trainer, "parallel_dims", None)
     if dims is None:
         return ranks()
-    mesh = dims.get_optional_mesh("batch")
+    if hasattr(dims, "get_optional_mesh"):
+        mesh = dims.get_optional_mesh("batch")
+    else:  # torchtitan 0.2.0
+        mesh = dims.world_mesh["dp"] if dims.dp_enabled else None
     return (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
 
 

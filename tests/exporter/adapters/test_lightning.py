@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from tests.exporter.adapters.lightning_fits import (
@@ -204,3 +206,64 @@ def test_fabric_is_a_loop_of_ones_own_around_what_it_wraps(tmp_path: Path) -> No
     for record in found:
         assert record.value("update_applied_ratio") == pytest.approx(record.value("update_ratio"), rel=0.05)
     assert found[-1].samples == [(20, 24)]
+
+
+@pytest.mark.parametrize("arguments", [{"limit_train_batches": 4}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_each_epoch_has_its_own_positions_also_cut_short_or_with_loaders_made_anew(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    module = Module()
+    watching = warden(tmp_path, wrap={"reserve": 0})
+    fit(tmp_path, module, watching, data=loader(shuffle=True), max_epochs=2, **arguments)
+    batches = arguments.get("limit_train_batches", 6)
+    positions = [[(at, at + 4)] for at in range(0, 4 * batches, 4)]
+    assert [record.samples for record in records(tmp_path)] == positions * 2
+    assert [record.value("epoch") for record in records(tmp_path)] == [0] * batches + [1] * batches
+    first, second = (torch.cat(module.seen[at : at + batches]) for at in (0, batches))
+    assert not torch.equal(first, second)
+    assert watching.notices == []
+
+
+def test_a_training_step_that_returns_nothing_is_no_fault(tmp_path: Path) -> None:
+    class Skipping(Module):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            return None if batch_idx == 1 else {"loss": self.loss(batch), "more": 1}
+
+    watching = warden(tmp_path)
+    fit(tmp_path, Skipping(), watching, max_epochs=1)
+    losses = [record.value("loss") for record in records(tmp_path)]
+    assert [loss is None for loss in losses] == [False, True, False, False, False, False]
+    assert watching.notices == []
+
+
+def test_steps_by_which_a_learning_rate_is_looked_for_are_not_recorded(tmp_path: Path) -> None:
+    class Tuned(Module):
+        lr = 1e-3
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+    finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None)
+    fit(tmp_path, Tuned(), warden(tmp_path), finder, max_epochs=1)
+    assert [record.step for record in records(tmp_path)] == list(range(1, 7))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt, ("signal", 130)), (SIGTERMException, ("signal", 143))]
+)
+def test_a_fit_that_is_interrupted_ends_its_record_with_the_signal(
+    tmp_path: Path, error: type[BaseException], reason: tuple[str, int]
+) -> None:
+    class Interrupting(Module):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 3:
+                raise error
+            return super().training_step(batch, batch_idx)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises((SystemExit, SIGTERMException)):
+        fit(tmp_path, Interrupting(), warden(tmp_path), max_epochs=1)
+    signal.signal(signal.SIGINT, before)  # Lightning ignores it while it cleans up
+    assert len(records(tmp_path)) == 3
+    (end,) = events(tmp_path, "exit")
+    assert (end.fields["reason"], end.fields["code"]) == reason

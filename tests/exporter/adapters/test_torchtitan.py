@@ -259,6 +259,43 @@ def test_of_a_pipeline_only_the_last_stage_has_a_loss_and_each_stage_the_norm_of
     assert len(events(tmp_path, "start", "titan")[0].fields["optimizer"].split("+")) == 2
 
 
+def test_a_trainer_of_the_older_interface_returns_means_and_does_not_say_whether_it_saved(
+    tmp_path: Path, titan: dict[str, Any]
+) -> None:
+    """torchtitan 0.2.0: no tokens of all ranks, meshes by name, save() returns nothing."""
+
+    class Dims:
+        pp_enabled = dp_enabled = False
+
+    trainer = make_trainer(titan, tmp_path, steps=4, checkpoint_interval=3)
+    trainer.parallel_dims = Dims()
+    saved, made, expected = trainer.checkpointer.save, trainer.forward_backward_step, []
+
+    def save(curr_step: int, last_step: bool = False) -> None:
+        saved(curr_step, last_step)
+
+    def train_step(batches: Any) -> None:
+        drawn = [next(batches) for _ in range(2)]
+        expected.append(reference(titan, trainer, drawn)[0])
+        for inputs, labels in drawn:
+            trainer.forward_backward_step(inputs, labels)
+        for each in (trainer.optimizers.step, trainer.optimizers.zero_grad):
+            each()
+
+    def forward_backward_step(input_dict: Any, labels: torch.Tensor) -> torch.Tensor:
+        halved = torch.tensor(2.0 * labels.numel())
+        found: torch.Tensor = made(input_dict=input_dict, labels=labels, global_valid_tokens=halved)
+        return found
+
+    trainer.checkpointer.save, trainer.train_step = save, train_step
+    trainer.forward_backward_step = forward_backward_step
+    exporter = run(trainer, tmp_path)
+    assert exporter.notices == []
+    assert [record.value("loss") for record in records(tmp_path)] == pytest.approx(expected, rel=1e-5)
+    assert [event.step for event in events(tmp_path, "checkpoint", "titan")] == [3, 4]
+    assert records(tmp_path)[-1].samples == [(24, 32)]
+
+
 def test_what_is_no_such_trainer_is_refused_with_all_that_it_lacks() -> None:
     class Half:
         step = 0
