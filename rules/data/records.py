@@ -153,17 +153,27 @@ def _steps(files: Sequence[Path], wanted: Sequence[int], notices: list[str]) -> 
     for path in files:
         if not left or not path.stat().st_size:
             continue
+        span = _span([path]) or (min(left), max(left))
+        # The newest file may end in a record that was cut off: it is looked for there as well.
+        here = sorted(number for number in left if span[0] <= number and (number <= span[1] or path == files[-1]))
+        if not here:
+            continue
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for number in sorted(left):
-                step = _step(path, data, number, notices)
-                if step is not None:
+            at = 0
+            for number in here:
+                found = _step(path, data, number, at, notices)
+                if found is not None:
+                    at, step = found
                     left.discard(number)
                     yield step
 
 
-def _step(path: Path, data: mmap.mmap, number: int, notices: list[str]) -> Step | None:
+def _step(path: Path, data: mmap.mmap, number: int, after: int, notices: list[str]) -> tuple[int, Step] | None:
+    """Return the record of a step and where it ends. It is looked for behind ``after`` first: steps ascend."""
     needle = b'"step":%d,' % number
-    at = data.find(needle)
+    at = data.find(needle, after)
+    if at < 0 and after:
+        after, at = 0, data.find(needle, 0, after)
     while at >= 0:
         begin, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
         line = data[begin : len(data) if end < 0 else end]
@@ -175,7 +185,7 @@ def _step(path: Path, data: mmap.mmap, number: int, notices: list[str]) -> Step 
                 notices.append(f"{path}: the record of step {number} {why}")
             else:
                 if isinstance(found, Step) and found.step == number:
-                    return found
+                    return max(end, 0), found
         at = data.find(needle, end) if end >= 0 else -1
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,13 @@ def test_a_run_whose_journal_holds_no_step_says_so(tmp_path: Path) -> None:
         look(tmp_path, 1)
     with pytest.raises(DataError, match="attempt 0 of run run: no step was recorded"):
         look(tmp_path, 1, attempt=0)
+
+
+def test_a_range_of_steps_over_several_files_is_found_without_reading_each_file_for_each(tmp_path: Path) -> None:
+    for file in range(1, 5):
+        journal(tmp_path, 0, "s", range(1000 * file, 1000 * file + 1000), file=file)
+    began = time.process_time()
+    found = look(tmp_path, *range(3500, 4400))
+    assert list(found.steps) == list(range(3500, 4400))
+    assert time.process_time() - began < 2
+    assert list(look(tmp_path, 4999, 1000, 2500).steps) == [1000, 2500, 4999]
