@@ -6,6 +6,7 @@ with gradients that are still scaled. The scaler knows; it is asked for tensors 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -27,36 +28,61 @@ class ScalerListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-_originals: dict[str, Any] = {}
+#: Each replaced method: its class, its name, what it was and what it is.
+_replaced: list[tuple[type, str, Any, Any]] = []
 
 
 def listen(listener: ScalerListener) -> None:
-    """Tell ``listener`` of every scaler's steps from now on."""
+    """Tell ``listener`` of every scaler's steps from now on.
+
+    A subclass that is known by now is listened to where it does these things in its own way, as FSDP's ShardedGradScaler unscales;
+    what it leaves to torch's class is heard of there.
+    """
     _listeners.add(listener)
-    if _originals:
+    if _replaced:
         return
-    _originals.update(step=GradScaler.step, unscale_=GradScaler.unscale_)
-    step, unscale = _originals["step"], _originals["unscale_"]
-
-    def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell("stepping", self, optimizer)
-        answer = step(self, optimizer, *args, **kwargs)
-        _tell("stepped", self, optimizer)
-        return answer
-
-    def watched_unscale(self: Any, optimizer: Any) -> None:
-        _tell("unscaling", self, optimizer)
-        unscale(self, optimizer)
-
-    watched_step.__doc__, watched_unscale.__doc__ = step.__doc__, unscale.__doc__
-    GradScaler.step, GradScaler.unscale_ = watched_step, watched_unscale  # type: ignore[method-assign]
+    for kind in _and_subclasses(GradScaler):
+        for name, watched in (("step", _step), ("unscale_", _unscale)):
+            original = kind.__dict__.get(name)
+            if original is not None:
+                wrapper = watched(original)
+                wrapper.__doc__ = original.__doc__
+                setattr(kind, name, wrapper)
+                _replaced.append((kind, name, original, wrapper))
 
 
 def forget(listener: ScalerListener) -> None:
     """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
     _listeners.discard(listener)
-    if not _listeners and _originals:
-        GradScaler.step, GradScaler.unscale_ = _originals.pop("step"), _originals.pop("unscale_")  # type: ignore[method-assign]
+    if not _listeners:
+        while _replaced:
+            kind, name, original, wrapper = _replaced.pop()
+            if kind.__dict__.get(name) is wrapper:
+                setattr(kind, name, original)
+
+
+def _and_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _and_subclasses(below)
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell("stepping", self, optimizer)
+        answer = original(self, optimizer, *args, **kwargs)
+        _tell("stepped", self, optimizer)
+        return answer
+
+    return watched_step
+
+
+def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watched_unscale(self: Any, optimizer: Any) -> None:
+        _tell("unscaling", self, optimizer)
+        original(self, optimizer)
+
+    return watched_unscale
 
 
 def _tell(method: str, scaler: Any, optimizer: Any) -> None:
