@@ -73,29 +73,20 @@ class AcceleratedExporter(Exporter):
         inner = [_unwrapped(each) for each in several]
         scaler = settings.pop("scaler", accelerator.scaler)
         self._accelerator = accelerator
-        self._losses: list[Tensor] = []
         self._saving: Future[None] | None = None
         super().__init__(_uncompiled(model), inner, run, scaler=scaler, **settings)
 
-    def step(self, loss: Tensor | float | None = None) -> None:
+    def step(self, loss: Tensor | float | None = None, tokens: Tensor | float | None = None) -> None:
         """Take a micro-batch's loss, and close the step's record where the accelerator has made an update.
 
-        The record's loss is the mean over the step's micro-batches, each of the same weight, as ``accelerator.backward`` has
-        them. Call it in every micro-step, behind the optimizer's ``step``.
+        The record's loss is the mean over the step's micro-batches, of equal weight as ``accelerator.backward`` has them, or
+        weighted by ``tokens`` where a loop does that. Call it in every micro-step, behind the optimizer's ``step``.
         """
-        mean = None
-        try:
-            if loss is not None:
-                self._losses.append(_detached(loss))
-            if not self._accelerator.sync_gradients:
-                return
-            losses, self._losses = self._losses, []
-            if losses:
-                mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-        except Exception as error:
-            self._notices.fault("the loss of a micro-batch", error)
-        super().step(mean)
-        self._all_saved()
+        if loss is not None:
+            self.micro(loss, tokens)
+        if self._accelerator.sync_gradients:
+            super().step()
+            self._all_saved()
 
     def wrap(
         self,
@@ -168,10 +159,3 @@ def _uncompiled(model: Any) -> Any:
     while type(model).__name__ == "OptimizedModule":
         model = model._orig_mod
     return model
-
-
-def _detached(loss: Tensor | float) -> Tensor:
-    """Return a loss as a scalar of full precision that nobody writes to. Nothing waits for its value."""
-    if not isinstance(loss, Tensor):
-        return torch.tensor(float(loss), dtype=torch.float64)
-    return loss.detach().to(torch.promote_types(loss.dtype, torch.float32)).mean()
