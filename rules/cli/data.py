@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at the data that a run was tr
 
 #: Steps of one call; for more, a script reads the journals.
 MOST_STEPS = 1000
+HERE = "http://127.0.0.1:17080"
 
 
 class Output(StrEnum):
@@ -34,8 +35,13 @@ def data() -> None:
 
 @app.command("show")
 def show(
-    run: Annotated[str, typer.Option(envvar="TRAINWARDEN_RUN", help="Name of the run.")],
-    step: Annotated[str, typer.Option(help="The step, or a range such as 340-344.")],
+    run: Annotated[str | None, typer.Option(envvar="TRAINWARDEN_RUN", help="Name of the run.")] = None,
+    step: Annotated[str | None, typer.Option(help="The step, or a range such as 340-344.")] = None,
+    incident: Annotated[
+        str | None,
+        typer.Option(help="An incident's id: the daemon says its run, its attempt and the step of its onset."),
+    ] = None,
+    url: Annotated[str, typer.Option("--url", envvar="TRAINWARDEN_URL", help="Address of the daemon's API.")] = HERE,
     attempt: Annotated[int | None, typer.Option(min=0, help="Default: the newest attempt that made the step.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Default: all ranks.")] = None,
     folder: Annotated[
@@ -72,6 +78,12 @@ def show(
     from trainwarden.rules.data.tokenizer import of_bytes, open_tokenizer
     from trainwarden.runfolder import RunFolderError
 
+    if incident is not None:
+        row = _incident(url, incident)
+        run, step = run or row["run"], step or str(row["onset_step"])
+        attempt = row["attempt"] if attempt is None else attempt
+    if not run or not step:
+        raise typer.BadParameter(f"give {'--run' if not run else '--step'}, or an --incident that says it")
     wanted = _steps(step)
     if dtype not in DTYPES:
         raise typer.BadParameter(f"--dtype {dtype}: it is one of {', '.join(DTYPES)}")
@@ -92,6 +104,17 @@ def show(
         to_text(told, console())
     if told["unread"]:
         fail(f"the texts cannot be read: {told['unread']}")
+
+
+def _incident(url: str, identity: str) -> Any:
+    from urllib.parse import quote
+
+    from trainwarden.rules.cli.client import ApiError, ask
+
+    try:
+        return ask(url, f"/api/v1/incidents/{quote(identity, safe='')}")
+    except ApiError as error:
+        fail(str(error))
 
 
 def _steps(said: str) -> range:

@@ -11,15 +11,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from pytest_httpserver import HTTPServer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from trainwarden.record import Step
+from trainwarden.record import Header, Step, encode_line
 from trainwarden.rules.cli import app
 from trainwarden.rules.data.dataset import Sample
 from trainwarden.rules.data.records import DataError, Found, Record
 from trainwarden.rules.data.report import Asked, assemble
 from trainwarden.rules.data.terminal import to_text, visible
+from trainwarden.runfolder import RunFolder
 
 
 class Row(msgspec.Struct):
@@ -122,7 +124,8 @@ def test_a_data_set_of_another_size_is_remarked_on() -> None:
         (["--step", "1", "--dtype", "float16"], 2, "it is one of uint8"),
         (["--step", "1", "--limit", "-1"], 2, "limit"),
         (["--step", "1"], 1, "no such folder of runs"),
-        ([], 2, "step"),
+        ([], 2, "give --step, or an --incident"),
+        (["--incident", "inc_1", "--url", "http://127.0.0.1:1"], 1, "no answer"),
     ],
 )
 def test_wrong_usage_is_told_from_what_is_not_there(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
@@ -130,6 +133,27 @@ def test_wrong_usage_is_told_from_what_is_not_there(tmp_path: Path, arguments: l
     said = re.sub(r"\x1b\[[0-9;]*m|[│\n]", " ", ran.output)
     assert ran.exit_code == code, said
     assert says in re.sub(r" +", " ", said)
+
+
+def test_an_incident_says_run_attempt_and_step(tmp_path: Path, httpserver: HTTPServer) -> None:
+    row = {"run": "gpt-7b", "attempt": 1, "onset_step": 341}
+    httpserver.expect_request("/api/v1/incidents/inc_1").respond_with_json({"status": "success", "data": row})
+    for attempt in (0, 1, 2):
+        path = RunFolder("gpt-7b", tmp_path).journal(attempt, f"start-{attempt}", 0) / "00001.ndjson"
+        path.parent.mkdir(parents=True)
+        header = Header(run_uid="u", run="gpt-7b", attempt=attempt, start_id=f"start-{attempt}")
+        steps = [Step(seq=at, step=at, time=1.0, signals={"loss": float(attempt)}) for at in (340, 341, 342)]
+        path.write_bytes(b"".join(encode_line(line) + b"\n" for line in (header, *steps)))
+    given = ["--incident", "inc_1", "--url", httpserver.url_for("/"), "--dir", str(tmp_path), "--output", "json"]
+
+    def shown(*more: str) -> list[tuple[int, int]]:
+        ran = CliRunner().invoke(app, ["data", "show", *given, *more])
+        assert ran.exit_code == 0, ran.output
+        return [(step["attempt"], step["step"]) for step in msgspec.json.decode(ran.stdout)["steps"]]
+
+    assert shown() == [(1, 341)]
+    assert shown("--step", "340-342") == [(1, 340), (1, 341), (1, 342)]
+    assert shown("--attempt", "0") == [(0, 341)]
 
 
 def test_torch_stays_unimported_until_rows_are_asked_for(tmp_path: Path) -> None:
