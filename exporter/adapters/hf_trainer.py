@@ -153,7 +153,8 @@ class TrainwardenCallback(_Callback):
         while isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         model = kwargs["model"] if trainer is None else _uncompiled(trainer.model_wrapped)
-        settings = {"total_steps": state.max_steps, **self._settings}
+        scaler = None if trainer is None else trainer.accelerator.scaler
+        settings = {"total_steps": state.max_steps, "scaler": scaler, **self._settings}
         exporter = self.exporter = Exporter(model, optimizer, self._run, **settings)
         loader = kwargs["train_dataloader"]
         followed = exporter.follow(lambda skips: PreparedLoader(loader, skips=skips, **self._data))
@@ -174,6 +175,8 @@ class TrainwardenCallback(_Callback):
                     f"{seed} of the arguments: without data_seed= a resumed run may read other data"
                 )
         exporter.resumed(state.global_step)
+        if args.eval_on_start:
+            self._phases.enter_context(exporter.phase("evaluation"))
 
     def _listen(self, trainer: Any) -> None:
         """See every micro-batch and its loss on their way through this one trainer."""

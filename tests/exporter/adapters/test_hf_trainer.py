@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import GPT2LMHeadModel, Trainer, TrainerCallback
+from transformers import GPT2LMHeadModel, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from typer.testing import CliRunner
 
-from tests.exporter.adapters.tiny import curve, loss64, make, order, rows, rows_at, trainer, weights
+from tests.exporter.adapters.tiny import arguments, curve, loss64, make, order, rows, rows_at, trainer, weights
 from tests.exporter.runs import events, lines
 from trainwarden.exporter.adapters.hf_trainer import TrainwardenCallback
 from trainwarden.plan import Exclusion, Ledger, LedgerEntry, Plan, Target
@@ -166,6 +167,14 @@ def test_an_evaluation_is_a_phase_and_an_event_and_no_record(tmp_path: Path) -> 
     assert evaluation.fields["eval_loss"] == next(
         entry["eval_loss"] for entry in training.state.log_history if "eval_loss" in entry
     )
+
+
+def test_an_evaluation_before_the_first_step_is_a_phase_too(tmp_path: Path) -> None:
+    trainer(
+        tmp_path, [warden(tmp_path)], max_steps=1, eval_dataset=rows(8), eval_strategy="steps", eval_on_start=True
+    ).train()
+    told = [(event.kind, event.step, event.fields.get("phase")) for event in events(tmp_path)][:4]
+    assert told == [("start", 0, None), ("phase", 0, "evaluation"), ("phase", 0, "init"), ("evaluation", 0, None)]
 
 
 def test_checkpoints_are_reported_whole_with_their_step_and_again_when_they_are_deleted(tmp_path: Path) -> None:
@@ -448,3 +457,24 @@ def test_the_exporter_is_told_how_many_steps_there_will_be(tmp_path: Path) -> No
     callback, looking = warden(tmp_path), Looking()
     trainer(tmp_path, [callback, looking], max_steps=-1, num_train_epochs=1).train()
     assert looking.total == 13
+
+
+def test_without_the_trainer_itself_what_optimizers_do_is_recorded_and_the_rest_is_said(tmp_path: Path) -> None:
+    callback, model = warden(tmp_path), make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handler = CallbackHandler([DefaultFlowCallback(), callback], model, None, optimizer, None)
+    handler.train_dataloader = torch.utils.data.DataLoader(rows(), batch_size=4)
+    args, state, control = arguments(tmp_path), TrainerState(max_steps=2, logging_steps=1), TrainerControl()
+    control = handler.on_train_begin(args, state, control)
+    for step, batch in zip((1, 2), handler.train_dataloader, strict=False):
+        control = handler.on_step_begin(args, state, control)
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.global_step = step
+        control = handler.on_step_end(args, state, control)
+    handler.on_train_end(args, state, control)
+    assert any("the trainer was not found" in notice for notice in callback.notices)
+    found = records(tmp_path)
+    assert values(found, "loss") == [None, None]
+    assert all(record.value("grad_norm") for record in found)
