@@ -31,7 +31,9 @@ from tests.exporter.adapters.lightning_fits import (
     warden,
 )
 from tests.exporter.runs import events, lines
+from trainwarden.plan import Ledger, LedgerEntry, Plan, Target
 from trainwarden.record import Step
+from trainwarden.runfolder import RunFolder
 
 
 def test_checkpoints_are_reported_with_the_step_they_hold_and_when_they_are_deleted(tmp_path: Path) -> None:
@@ -312,3 +314,33 @@ def test_the_example_goes_on_when_it_is_called_again(
     found = [line for line in lines(tmp_path / "runs", "lightning") if isinstance(line, Step)]
     assert [record.step for record in found] == list(range(1, 51))
     assert "steps 26 to 50 are recorded" in capsys.readouterr().out
+
+
+def test_what_a_plan_asks_is_done_target_rate_and_data(tmp_path: Path) -> None:
+    wrap = {"seed": 5, "dataset": "web"}
+    saving = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=4, save_top_k=-1)
+    first = Module()
+    fit(tmp_path, first, warden(tmp_path, wrap=wrap), saving, data=loader(48, shuffle=True), max_epochs=1)
+    folder = RunFolder("run", tmp_path)
+    identity = folder.identity()
+    assert identity is not None
+    path = str(tmp_path / "saved" / "step=4.ckpt")
+    target = Target(attempt=0, step=4, path=path)
+    skip: dict[str, Any] = {"skip_samples": [(20, 24)], "skip_epoch": 0}
+    plan = Plan(plan_id="p1", run_uid=identity.run_uid, for_attempt=1, target=target, lr_factor=0.5, **skip)
+    folder.write_plan(plan)
+    entry = LedgerEntry(plan_id="p1", for_attempt=1, target_step=4, **skip)
+    folder.write_ledger(Ledger(run_uid=identity.run_uid, entries=[entry]))
+
+    watching, second = warden(tmp_path, wrap=wrap), Module()
+    assert watching.checkpoint() == path  # not that of step 8, which was given up
+    fit(tmp_path, second, watching, data=loader(48, shuffle=True), max_epochs=1, path=watching.checkpoint())
+    applied = events(tmp_path, "start")[1].fields["plan_applied"]
+    assert (applied["plan_id"], applied["start_step"], applied["not_applied"]) == ("p1", 5, {})
+    found = records(tmp_path)
+    before, after = found[4:11], found[11:]
+    assert [record.step for record in after] == [record.step for record in before] == list(range(5, 12))
+    assert [record.samples for record in after] == [record.samples for record in before]
+    assert {record.value("lr") for record in after} == {5e-3}
+    same = [torch.equal(one, other) for one, other in zip(first.seen[4:], second.seen, strict=True)]
+    assert same == [step != 6 for step in range(5, 12)]  # the step at positions 20 to 24 alone has other rows
