@@ -28,7 +28,7 @@ from .across import Joined, Layout, Own, to_max, to_min, to_sum
 from .notices import Notices
 
 #: Seconds from round to round: while there are steps, and while the exporter is being closed.
-ROUND_SECONDS, HURRY_SECONDS = 0.2, 0.01
+ROUND_SECONDS, HURRY_SECONDS = 0.5, 0.01
 #: Longest time for all ranks to make their exporters, and what is left between two looks whether they have.
 JOIN_SECONDS, LOOK_SECONDS = 60.0, 0.05
 #: Steps that are reduced in one round, and steps of a rank that may wait for the others'; beyond, the oldest are let go.

@@ -147,6 +147,8 @@ def encode_numbers(value: Any) -> Any:
         if math.isfinite(value):
             return float(value)  # numpy's float64 is a float that msgspec does not encode
         return _WORD_OF.get(value, "NaN")
+    if isinstance(value, RankStats) and math.isfinite(value.min + value.max + value.sum):
+        return value  # the encoder knows it
     if isinstance(value, Mapping):
         return {key: encode_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
