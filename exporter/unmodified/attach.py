@@ -35,7 +35,7 @@ from .cycle import Cycle
 from .early import Early
 from .logged import Logged, Number
 from .losses import Losses
-from .model import Found, Unknown, find
+from .model import Found, Unknown, find, holds
 from .options import Options, attached_above, mark_attached, options
 
 log = logging.getLogger("trainwarden.exporter")
@@ -293,7 +293,9 @@ class Attachment:
 
     def _joins(self, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether an optimizer that was made later trains something that is watched."""
-        if not any(id(one) in self._params for group in optimizer.param_groups for one in group["params"]):
+        if holds(optimizer, self._members) or not any(
+            id(one) in self._params for group in optimizer.param_groups for one in group["params"]
+        ):
             return False
         self._exporter._notices.say(
             "late optimizer",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,16 +43,13 @@ def objects(kind: type) -> list[Any]:
     return list(found.values())
 
 
-def wrappers(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
-    """Return the ids of optimizers that hold another one and have it step: their own step is that one's."""
-    known = {id(one) for one in optimizers}
-    found = set()
-    for optimizer in optimizers:
-        for value in vars(optimizer).values():
-            inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-            if any(id(one) in known and one is not optimizer for one in inner):
-                found.add(id(optimizer))
-    return found
+def holds(optimizer: torch.optim.Optimizer, others: Container[int]) -> bool:
+    """Say whether an optimizer holds one of ``others`` (their ids) and has it step: its own step is that one's."""
+    for value in vars(optimizer).values():
+        inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+        if any(id(one) in others and one is not optimizer for one in inner):
+            return True
+    return False
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -69,19 +66,25 @@ def find(stepping: torch.optim.Optimizer) -> Found:
     gc.collect()  # what only waits to be collected trains nothing
     alive = [one for one in objects(torch.optim.Optimizer) if "param_groups" in vars(one)]
     alive = [one for one in alive if one is stepping or "_optimizer_step_pre_hooks" in vars(one)]
-    inside = wrappers(alive)
-    optimizers = [one for one in alive if id(one) not in inside and params_of(one)]
+    known = {id(one) for one in alive}
+    optimizers = [one for one in alive if params_of(one) and not holds(one, known)]
     if len(optimizers) > MOST_OPTIMIZERS:
         raise LookupError(
             f"{len(optimizers)} optimizers, more than {MOST_OPTIMIZERS}: no step of the training can be told"
         )
-    if id(stepping) not in inside and not any(one is stepping for one in optimizers):
+    if not any(one is stepping for one in optimizers) and not holds(stepping, known):
         raise LookupError(f"{type(stepping).__name__} trains nothing")
     wanted = set().union(*map(params_of, optimizers))
     roots = _roots(wanted)
     chosen = _cover(wanted, roots)
     if not chosen:
         return Found(optimizers, Unknown(), [])
+    places: dict[int, int] = {}
+    for root in chosen:
+        for parameter in root.parameters():
+            places.setdefault(id(parameter), len(places))
+    # In the model's order, the same on every rank: learning rates are named by it.
+    optimizers.sort(key=lambda one: min(places.get(parameter, len(places)) for parameter in params_of(one)))
     called = [module for root in chosen for module in _called(root, wanted & roots[id(root)][1])]
     if len(chosen) == 1:
         return Found(optimizers, chosen[0], called)

@@ -12,7 +12,7 @@ from trainwarden.rules.cli.output import fail
 app = typer.Typer()
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def exec(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The training command.")],
     run: Annotated[str | None, typer.Option(envvar="TRAINWARDEN_RUN", help="Name of the run; default run.")] = None,

@@ -43,7 +43,8 @@ def test_two_optimizers_that_step_one_after_the_other_make_one_step(tmp_path: Pa
     model = make()
     matrices = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
-    first, second = torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW(rest, lr=1e-3)
+    second = torch.optim.AdamW(rest, lr=1e-3)  # made first, and named second: the model's order counts
+    first = torch.optim.SGD(matrices, lr=0.1)
     for step in range(1, 5):
         loss_of(model, step).backward()
         for optimizer in (first, second):
@@ -200,3 +201,24 @@ def test_a_model_that_is_called_without_a_gradient_for_a_while_is_being_evaluate
     finish(attachment)
     assert [event.fields["phase"] for event in events(tmp_path, "phase")] == ["evaluation", "train"]
     assert len(records(tmp_path)) == 4
+
+
+class Both(torch.optim.Optimizer):
+    """Several optimizers as one, the way some trainers keep them."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        super().__init__([one for each in optimizers for group in each.param_groups for one in group["params"]], {})
+        self.optimizers = optimizers
+
+    def step(self, closure: object = None) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def test_an_optimizer_that_has_others_step_is_none_of_its_own(tmp_path: Path, begin: Begin) -> None:
+    attachment = begin()
+    model = make()
+    halves = list(model.parameters())[::2], list(model.parameters())[1::2]
+    accumulate(model, Both([torch.optim.SGD(halves[0], lr=0.1), torch.optim.AdamW(halves[1], lr=0.2)]), 3)
+    assert finish(attachment) == []
+    assert [record.signals["lr"] for record in records(tmp_path)] == [{"all": 0.2, "0.0": 0.1, "1.0": 0.2}] * 3

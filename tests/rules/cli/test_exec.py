@@ -48,7 +48,14 @@ def test_what_cannot_be_run_is_one_sentence_and_a_code_that_shells_know(tmp_path
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--"], ["--run", "a/b", "--", "true"], ["--port", "70000", "--", "true"], ["--cadence", "0", "--", "true"]],
+    [
+        [],
+        ["--"],
+        ["--rnu", "x", "--", "true"],
+        ["--run", "a/b", "--", "true"],
+        ["--port", "70000", "--", "true"],
+        ["--cadence", "0", "--", "true"],
+    ],
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     done = run(*arguments)
