@@ -180,20 +180,19 @@ class TrainwardenCallback(_Callback):
 
     def _listen(self, trainer: Any) -> None:
         """See every micro-batch and its loss on their way through this one trainer."""
-        original = trainer.training_step
-
-        @functools.wraps(original)
-        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            loss = original(model, inputs, *args, **kwargs)
-            self._micro_step(inputs, loss)
-            return loss
+        mine = functools.partial(self._training_step, trainer.training_step)
 
         def undo() -> None:
-            if vars(trainer).get("training_step") is training_step:
+            if vars(trainer).get("training_step") is mine:
                 del trainer.training_step
 
-        trainer.training_step = training_step
+        trainer.training_step = mine
         self._undo = undo
+
+    def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(model, inputs, *args, **kwargs)
+        self._micro_step(inputs, loss)
+        return loss
 
     @_quietly
     def _micro_step(self, inputs: Any, loss: Any) -> None:

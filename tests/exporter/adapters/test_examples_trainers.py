@@ -25,6 +25,7 @@ def run(command: list[str], folder: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf_trainer", "accelerate_loop"])
 def test_the_commands_of_the_page_do_what_they_say_and_a_second_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
