@@ -69,6 +69,8 @@ def out_of_range(ids: Tensor, mask: Tensor | None, vocabulary: int) -> Tensor:
 
 #: An odd multiplier that spreads neighbouring numbers over 32 bits (2^32 over the golden ratio), and what numbers are taken modulo.
 SPREAD, MODULUS = 2654435769, 2**32
+#: Odd multiplier by which the hash of a row is stirred; below 2^31, so that a product fits.
+STIR = 73244475
 
 
 def hash_of(flat: Tensor, before: int = 0) -> Tensor:
@@ -79,6 +81,21 @@ def hash_of(flat: Tensor, before: int = 0) -> Tensor:
     place = torch.arange(2 * before + 1, 2 * (before + flat.numel()), 2, device=flat.device)
     last = MODULUS - 1  # "and" with it is the remainder, of negative numbers too, and cheaper
     return ((flat.to(torch.int64) + 1) * ((place * SPREAD) & last) & last).sum() & last
+
+
+def rows_hash(ids: Tensor) -> Tensor:
+    """Return the sum of a hash of each row (the last dimension) modulo 2^32, int64: the order of the rows does not matter.
+
+    What a row's ids add up to is stirred (two rounds of xor-shift and multiplication) before it is added, so that tokens that
+    change rows do not cancel.
+    """
+    rows = ids.reshape(-1, ids.shape[-1])
+    place = torch.arange(1, 2 * rows.shape[1], 2, device=ids.device)
+    last = MODULUS - 1
+    found = ((rows.to(torch.int64) + 1) * ((place * SPREAD) & last) & last).sum(1) & last
+    for _ in range(2):
+        found = ((found ^ (found >> 16)) * STIR) & last
+    return (found ^ (found >> 16)).sum() & last
 
 
 def supervised(tokens: Tokens) -> Tensor | None:
@@ -92,7 +109,7 @@ def supervised(tokens: Tokens) -> Tensor | None:
 
 class Fingerprint(Probe):
     """Signals ``batch_supervised_tokens``, ``batch_unique_token_ratio``, ``batch_longest_repeat_tokens``,
-    ``batch_ids_out_of_range``, ``batch_token_share``, ``batch_hash``; counts tokens.
+    ``batch_ids_out_of_range``, ``batch_token_share``, ``batch_hash``, ``batch_rows_hash``; counts tokens.
 
     ``classes`` says which ids are digits and padding. Its tables are put on ``devices`` now: later, that would be to wait for them.
     """
@@ -126,6 +143,7 @@ class Fingerprint(Probe):
                 sheet.add("batch.supervised", carried)
             sheet.add("batch.repeat", longest_repeat(ids, tokens.mask, tokens.joined))
             sheet.add("batch.hash", hash_of(ids.reshape(-1), before))
+            sheet.add("batch.rows", rows_hash(ids))
             if vocabulary:
                 sheet.add("batch.beyond", out_of_range(ids, tokens.mask, vocabulary))
             if self._classes is not None or tokens.mask is not None:
@@ -160,6 +178,7 @@ class Fingerprint(Probe):
         if beyond:
             found["batch_ids_out_of_range"] = sum(beyond)
         found["batch_hash"] = float(sum(int(values[0]) for _, values in reading.pieces("batch.hash")) % MODULUS)
+        found["batch_rows_hash"] = float(sum(int(values[0]) for _, values in reading.pieces("batch.rows")) % MODULUS)
         number = reading.number("batch.distinct")
         if number is not None:
             found["batch_unique_token_ratio"] = number / reading.host["distinct_bound"]

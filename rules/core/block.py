@@ -6,9 +6,10 @@ answers: a block carries no state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -112,6 +113,8 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
             for key, column in _columns(own):
                 if len(key) == 1 or key[1:] == ("all",):
                     ranks[key[0], rank] = column
+        for rank, column in _overlap(by_rank):
+            ranks["sample_overlap", rank] = column
     return Block(
         np.array([step.step for step in steps], dtype=np.int64),
         np.array([step.time for step in steps], dtype=np.float64),
@@ -120,6 +123,37 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
         ranks,
         _stats(steps) if any(step.ranks for step in steps) else {},
     )
+
+
+def _overlap(by_rank: Sequence[dict[int, Step]]) -> Iterator[tuple[int, Column]]:
+    """Yield, for each rank, how many of its samples another rank read in the same step; nothing where no two ever did.
+
+    Ranks that read all the same come in groups where a model is split over them: groups of one size are by design.
+    """
+    found: dict[int, dict[int, float]] = {}
+    for row, each in enumerate(by_rank):
+        spans = sorted((first, end, rank) for rank, step in each.items() for first, end in step.samples)
+        if not any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
+            continue
+        groups = Counter(tuple(step.samples) for step in each.values() if step.samples)
+        if len(set(groups.values())) == 1 and min(groups.values()) > 1:
+            continue
+        shared: dict[int, float] = {}
+        for place, (first, end, rank) in enumerate(spans):
+            for other_first, other_end, other in spans[place + 1 :]:
+                if other_first >= end:
+                    break
+                if other != rank:
+                    both = min(end, other_end) - max(first, other_first)
+                    shared[rank] = shared.get(rank, 0.0) + both
+                    shared[other] = shared.get(other, 0.0) + both
+        if shared:
+            found[row] = shared
+    if found:
+        told = np.array([any(step.samples for step in each.values()) for each in by_rank], dtype=np.bool_)
+        for rank in dict.fromkeys(chain.from_iterable(by_rank)):
+            values = [found.get(row, {}).get(rank, 0.0) for row in range(len(by_rank))]
+            yield rank, Column(np.array(values), told)
 
 
 def _place(columns: dict[Key, Column], steps: Sequence[Step]) -> None:

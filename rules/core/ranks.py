@@ -6,21 +6,26 @@ a block: with one rank nothing is looked at, and a record at which nothing stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 from msgspec import field as stored
 
-from . import ranks_told
+from . import ranks_apart, ranks_told
 from .block import Block, Bools, Floats
+from .ranks_apart import Kept, Named, middle, unlike
 
-Kind = Literal["nonfinite", "loss", "shared", "failed"]
+Kind = Literal["nonfinite", "loss", "gradient", "shared", "failed"]
 
 #: A rank's loss this many robust deviations above the other ranks' is its own affair (design §4.11).
 RANK_SDS = 10.0
+#: What a rank stands out by is at least this share of the middle, whatever the spread; and so many times what is usual, after so many.
+FLOORS: Mapping[Kind, float] = MappingProxyType({"loss": 1e-3, "gradient": 0.2})
+USUAL, LEARNED, FADES, SLOWLY = 4.0, 20, 0.02, 1.5
 #: Ranks from which a comparison between their losses means something; one value that is not finite tells among two.
 RANKS, RANKS_OF_BAD = 4, 2
 #: Relative difference of a value after a reduction from which two ranks do not hold the same (case A25: 0.003), and below which they do.
@@ -38,11 +43,15 @@ NEAR = 3
 
 
 class Mark(Struct, frozen=True):
-    """Ranks that stand out at a step: by a loss that is not finite or high, or by a shared value that they alone have."""
+    """Ranks that stand out at a step: by a loss or an own gradient that is not finite or high, or by a shared value that they alone have.
+
+    ``batch`` says in what their batch was unlike that of the others, where it was.
+    """
 
     step: int
     kind: Kind
     ranks: list[int]
+    batch: str = ""
 
 
 class RankWatch(Struct):
@@ -50,6 +59,7 @@ class RankWatch(Struct):
 
     ``same``: records in a row in which all ranks' own losses were one number. ``agreed`` and ``scattered``: records in which the
     ranks' gradient norms were one number on all of them, and on no most of them. ``said``: they were scattered from the start.
+    ``lead`` and ``leads``: by how much the highest loss usually lies above the middle, from so many records.
     """
 
     marks: list[Mark] = stored(default_factory=list)
@@ -57,6 +67,9 @@ class RankWatch(Struct):
     agreed: int = 0
     scattered: int = 0
     said: bool = False
+    lead: float = 0.0
+    leads: int = 0
+    apart: Kept = stored(default_factory=Kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,8 @@ class Whose:
 
     ``ambiguous``: clocks do not tell which of the hosts was first. ``differ``: ranks whose shared values differ, over so many
     ``differing`` records. ``same``: records in which all ranks' own losses were one number. ``bad``: records in which a loss of
-    some ranks alone was not finite, the newest at step ``bad_at``.
+    some ranks alone was not finite, the newest at step ``bad_at``. ``batch``: in what the batch of ``ranks`` was unlike the others'.
+    ``apart``: by kind, the ranks of what the incident's rules are about. ``equal_at``: when all replicas were last equal.
     """
 
     kind: Kind | None = None
@@ -83,6 +97,9 @@ class Whose:
     bad: int = 0
     bad_at: int | None = None
     says: str = ""
+    batch: str = ""
+    apart: Mapping[ranks_apart.Kind, Named] = field(default_factory=dict)
+    equal_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,8 @@ class Rows:
     same: Bools | None = None
     agree: Bools | None = None
     scattered: Bools | None = None
+    leads: Floats | None = None
+    apart: ranks_apart.Seen | None = None
 
 
 def scan(block: Block) -> Rows | None:
@@ -104,15 +123,18 @@ def scan(block: Block) -> Rows | None:
     if not block.ranks and not block.stats:
         return None
     marks: dict[int, list[Mark]] = {}
-    same = agree = scattered = None
+    same = agree = scattered = leads = None
     ranks, losses = _table(block, ("rank_loss", "loss"))
     if len(ranks) >= RANKS_OF_BAD:
         same = _same(block, losses)
-        _mark_losses(block, ranks, losses, marks)
+        leads = _mark_high(block, "loss", ranks, losses, marks)
     told_losses = ranks_told.losses(block, len(ranks), SAME)
     if told_losses is not None:
-        same = told_losses.one
+        same, leads = told_losses.one, told_losses.lead
         _mark_told_losses(block, told_losses, marks)
+    ranks, norms = _table(block, ("rank_grad_norm",))
+    if len(ranks) >= RANKS_OF_BAD:
+        _mark_high(block, "gradient", ranks, norms, marks)
     ranks, norms = _table(block, ("grad_norm",))
     if len(ranks) > 1:
         agree, differ = _compare(norms)
@@ -121,7 +143,7 @@ def scan(block: Block) -> Rows | None:
     if told_norms is not None:
         agree, scattered = told_norms.agree, np.zeros_like(told_norms.agree)
         _mark_told_norms(block, told_norms, marks)
-    return Rows(len(block), marks, same, agree, scattered)
+    return Rows(len(block), marks, same, agree, scattered, leads, ranks_apart.scan(block))
 
 
 def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
@@ -129,10 +151,14 @@ def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
     if rows.same is not None:
         broken = np.flatnonzero(~rows.same[first:end])
         watch.same = watch.same + end - first if not len(broken) else end - first - 1 - int(broken[-1])
+    if rows.apart is not None:
+        ranks_apart.advance(watch.apart, rows.apart, first, end)
+    small = _learn_leads(watch, rows.leads[first:end]) if rows.leads is not None else set()
     found: list[Mark] = []
     for row in sorted(row for row in rows.marks if first <= row < end):
         agreed = watch.agreed + (0 if rows.agree is None else int(rows.agree[first:row].sum()))
-        found += [mark for mark in rows.marks[row] if mark.ranks or agreed >= AGREED]
+        kept = [mark for mark in rows.marks[row] if mark.kind != "loss" or row - first not in small]
+        found += [mark for mark in kept if mark.ranks or agreed >= AGREED]
     if rows.agree is not None and rows.scattered is not None:
         _look_at_scope(watch, rows.agree[first:end], rows.scattered[first:end])
         watch.agreed += int(rows.agree[first:end].sum())
@@ -140,6 +166,22 @@ def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
     if found:
         watch.marks = [*watch.marks, *found][-REMEMBERED:]
     return found
+
+
+def _learn_leads(watch: RankWatch, leads: Floats) -> set[int]:
+    """Learn by how much the highest loss usually lies above the middle, and return the places at which it is no more than usual."""
+    small = set()
+    for place, lead in enumerate(leads.tolist()):
+        if not 0 <= lead < np.inf:
+            continue
+        most = USUAL * watch.lead
+        if watch.leads >= LEARNED and lead <= most:
+            small.add(place)
+        elif watch.leads >= LEARNED:
+            lead = SLOWLY * watch.lead  # what an incident brings is learned over hundreds of records
+        watch.leads += 1
+        watch.lead += (lead - watch.lead) * max(FADES, 1 / watch.leads)
+    return small
 
 
 def _look_at_scope(watch: RankWatch, agree: Bools, scattered: Bools) -> None:
@@ -163,13 +205,25 @@ def whose(
     hosts: Mapping[int, str],
     domains: Mapping[int, str],
     world_size: int,
+    kinds: Iterable[ranks_apart.Kind] = (),
+    told: int | None = None,
 ) -> Whose:
-    """Return whose it was at the onset, from the incident's marks."""
+    """Return whose it was at the onset, from the incident's marks.
+
+    ``kinds``: what else its rules are about. ``told``: the first step of a rule that one rank's own value made hold.
+    """
     shared = [mark for mark in marks if mark.kind == "shared"]
     own = [mark for mark in marks if mark.kind != "shared" and mark.step <= onset + max(NEAR, uncertainty)]
     bad = [mark for mark in own if mark.kind == "nonfinite"]
+    if told is not None and not bad:
+        own = [
+            mark for mark in marks if mark.kind != "shared" and abs(mark.step - told) <= max(NEAR, uncertainty)
+        ] or own
     first = next(iter(bad or own or shared), None)
+    apart = ranks_apart.named(watch.apart, kinds, onset - uncertainty)
     ranks = () if first is None else tuple(first.ranks)
+    if first is None and "drift" in apart:
+        ranks = apart["drift"].ranks
     counts: dict[int, int] = {}
     for mark in shared:
         for rank in mark.ranks:
@@ -189,6 +243,9 @@ def whose(
         same=watch.same,
         bad=sum(mark.kind == "nonfinite" for mark in marks),
         bad_at=next((mark.step for mark in reversed(marks) if mark.kind == "nonfinite"), None),
+        batch=next((mark.batch for mark in own if mark.batch and tuple(mark.ranks) == ranks), ""),
+        apart=apart,
+        equal_at=watch.apart.equal_at,
     )
 
 
@@ -215,19 +272,6 @@ def _table(block: Block, names: Sequence[str]) -> tuple[list[int], Floats]:
     return ranks, np.where(missing, np.nan, table)
 
 
-def _middle(table: Floats) -> Floats:
-    """Return the median over the ranks, infinities and absent values left out."""
-    finite = np.isfinite(table)
-    if finite.all():
-        found: Floats = np.median(table, axis=0)
-        return found
-    values = np.full(table.shape[1], np.nan)
-    some = finite.any(axis=0)
-    if some.any():
-        values[some] = np.nanmedian(np.where(finite, table, np.nan)[:, some], axis=0)
-    return values
-
-
 def _same(block: Block, losses: Floats) -> Bools:
     """Say where all ranks' own losses are one number. What was reduced before it was logged is one number to the last bit."""
     own = any(name == "rank_loss" for name, _ in block.ranks)
@@ -240,23 +284,29 @@ def _same(block: Block, losses: Floats) -> Bools:
     return found
 
 
-def _mark_losses(block: Block, ranks: Sequence[int], losses: Floats, marks: dict[int, list[Mark]]) -> None:
-    """Mark where the loss of some ranks alone, half of them at most, is not finite or far above the others'."""
+def _mark_high(block: Block, kind: Kind, ranks: Sequence[int], table: Floats, marks: dict[int, list[Mark]]) -> Floats:
+    """Mark where the value of some ranks alone, half of them at most, is not finite or far above the others'.
+
+    Returns by how much the highest finite value lies above the middle, NaN where that cannot be said.
+    """
     with np.errstate(invalid="ignore"):
-        middle = _middle(losses)
-        apart = np.where(np.isinf(losses), np.inf, losses - middle)
-        spread = 1.4826 * _middle(np.abs(apart))
-        bad = np.isinf(losses)
-        known = ~np.isnan(losses)
-        high = (apart > RANK_SDS * np.maximum(spread, 1e-3 * np.abs(middle))) & (known.sum(axis=0) >= RANKS)
-    odd = (bad & ~np.isnan(middle)) | high
+        centre = middle(table)
+        apart = np.where(np.isinf(table), np.inf, table - centre)
+        spread = 1.4826 * middle(np.abs(apart))
+        bad = np.isinf(table)
+        known = ~np.isnan(table)
+        enough = known.sum(axis=0) >= RANKS
+        high = (apart > RANK_SDS * np.maximum(spread, FLOORS[kind] * np.abs(centre))) & enough
+        leads = np.where(enough, np.max(np.where(np.isfinite(apart), apart, -np.inf), axis=0), np.nan)
+    odd = (bad & ~np.isnan(centre)) | high
     for row in np.flatnonzero(odd.any(axis=0)):
         chosen = np.flatnonzero(odd[:, row]).tolist()
         if 2 * len(chosen) > known[:, row].sum():
             continue
-        kind: Kind = "nonfinite" if bad[chosen, row].any() else "loss"
-        found = [ranks[place] for place in chosen if kind == "loss" or bad[place, row]]
-        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), kind, found))
+        what: Kind = "nonfinite" if bad[chosen, row].any() else kind
+        found = [ranks[place] for place in chosen if what == kind or bad[place, row]]
+        marks.setdefault(int(row), []).append(Mark(int(block.step[row]), what, found, unlike(block, int(row), found)))
+    return leads
 
 
 def _mark_told_losses(block: Block, told: ranks_told.Losses, marks: dict[int, list[Mark]]) -> None:
@@ -294,11 +344,11 @@ def _mark_shared(
     """
     if not differ.any():
         return differ
-    middle = _middle(norms)
+    centre = middle(norms)
     with np.errstate(invalid="ignore"):
-        apart = np.abs(norms - middle)
-        most_agree = _middle(apart) <= AGREE * np.abs(middle)
-        odd = np.isfinite(norms) & (apart > DIFFER * np.abs(middle) / 2) & most_agree
+        apart = np.abs(norms - centre)
+        most_agree = middle(apart) <= AGREE * np.abs(centre)
+        odd = np.isfinite(norms) & (apart > DIFFER * np.abs(centre) / 2) & most_agree
     for row in np.flatnonzero(differ):
         found = [ranks[place] for place in np.flatnonzero(odd[:, row]).tolist()] if len(ranks) > RANKS_OF_BAD else []
         marks.setdefault(int(row), []).append(Mark(int(block.step[row]), "shared", found))

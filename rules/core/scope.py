@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from .facts import Facts
 from .machines import Machines, first_failed, listed
 from .ranks import NEAR, REMEMBERED, Whose, named, whose
+from .ranks_apart import Kind, kinds_of
 from .state import Alive, Incident
+
+#: The signals by which a rule compares the ranks' own losses.
+OWN_LOSS = frozenset({"loss", "rank_loss"})
 
 
 def attend(incident: Incident, alive: Alive) -> None:
@@ -31,16 +36,32 @@ def whose_of(incident: Incident, alive: Alive) -> Whose:
     machines = alive.machines
     size = alive.line.world_size
     near = max(NEAR * alive.trace.stride(), incident.uncertainty)
-    found = whose(incident.marks, incident.onset, near, alive.ranks, machines.hosts, machines.domains, size)
+    kinds, told = _about(incident, alive)
+    found = whose(
+        incident.marks, incident.onset, near, alive.ranks, machines.hosts, machines.domains, size, kinds, told
+    )
     return found if found.ranks or not machines.failures else _failed(found, machines)
+
+
+def _about(incident: Incident, alive: Alive) -> tuple[list[Kind], int | None]:
+    """Return what the incident's rules about ranks are about, told from the signals that they read, and since when losses are."""
+    engine = alive.rules.engine
+    labels = engine.labels()
+    among = [name for name in incident.rules if labels.get(name, {}).get("scope") == "ranks"]
+    reads = {name: engine.reads(name) for name in among}
+    kinds = list(dict.fromkeys(kind for name in among for kind in kinds_of(reads[name])))
+    told = [incident.rules[name].since for name in among if reads[name] & OWN_LOSS and not list(kinds_of(reads[name]))]
+    return kinds, min(told, default=None)
 
 
 def tell(incident: Incident, facts: Facts) -> None:
     """Write the incident's scope: all ranks that stood out, and the hosts of those that did first."""
     where = facts.whose
-    ranks = {rank for mark in incident.marks if mark.kind != "shared" for rank in mark.ranks}
+    ranks = _stood_out(incident, where)
     if "mismatch" in facts.offered:
         ranks.update(where.differ)
+    for one in where.apart.values():
+        ranks.update(one.ranks)
     if where.kind == "failed":
         ranks.update(where.ranks)
     incident.ranks = sorted(ranks)
@@ -48,6 +69,20 @@ def tell(incident: Incident, facts: Facts) -> None:
     shared_only = where.kind == "shared" and "mismatch" not in facts.offered
     incident.hosts = [] if shared_only else list(repeated or where.hosts)
     incident.domains = [] if shared_only else list(where.domains)
+
+
+def _stood_out(incident: Incident, where: Whose) -> set[int]:
+    """Return the ranks that stood out by what is their own: those first, and others that did for at least half as long.
+
+    Where replicas have parted, or batches are shared, a loss that stands out follows from that or from chance.
+    """
+    own = [mark for mark in incident.marks if mark.kind != "shared"]
+    if where.apart.keys() & {"drift", "duplicate"}:
+        own = [mark for mark in own if mark.kind == "nonfinite"]
+    counts = Counter(rank for mark in own for rank in mark.ranks)
+    most = max((counts[rank] for rank in counts), default=0)
+    first = set(where.ranks) if where.kind in ("nonfinite", "loss", "gradient") else set()
+    return {rank for rank in counts if rank in first or 2 * counts[rank] >= most}
 
 
 def in_words(incident: Incident) -> str:

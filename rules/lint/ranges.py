@@ -30,7 +30,7 @@ Truth = Literal["never", "always", "maybe"]
 COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
 #: Functions whose result lies where their argument does, and is finite.
 _WITHIN = frozenset({"baseline", "ema", "max", "mean", "median", "min", "quantile"})
-_AT_LEAST_ZERO = frozenset({"mad", "mad_over", "nonfinite_over", "spread", "stddev"})
+_AT_LEAST_ZERO = frozenset({"disagree", "mad", "mad_over", "nonfinite_over", "spread", "stddev", "twins"})
 #: Signals that may be negative; all others of the table are sizes, counts and rates.
 _SIGNED = frozenset({"attention_logit", "loss", "rank_loss"})
 #: Shares of a whole.

@@ -23,6 +23,8 @@ def find(facts: Facts) -> list[Finding]:
     count = int(np.count_nonzero(facts.dirty))
     if count == 0 and any(cause == "data" for _, cause, _, _ in facts.blamed):
         return []  # a rule has seen what repeats and distinct tokens do not show
+    if count == 0 and facts.whose.kind in ("loss", "gradient", "nonfinite") and 0 not in facts.whose.ranks:
+        return []  # the fingerprint is the first rank's, and it was another one
     if count == 0:
         return [
             Finding(

@@ -9,8 +9,50 @@ from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.facts import Facts, Finding
 from trainwarden.rules.core.machines import listed
 
+#: Causes that a difference between the ranks speaks against.
+AGAINST = ("data", "numeric", "learning_rate", "optimizer_state", "model")
 #: Records in which ranks must disagree, and in which they must have had the same loss.
 DISAGREE, SAME = 3, 50
+
+
+def _drift(facts: Facts) -> list[Finding]:
+    """The bits of the parameters are not those of the other ranks: an update was lost or wrong, or a bit of memory fell over."""
+    drift = facts.whose.apart.get("drift")
+    if drift is None:
+        return []
+    if drift.ranks:
+        who = f"The parameters of rank {listed([str(rank) for rank in drift.ranks])}{_where(facts)} are not those of the others"
+    else:
+        who = "The parameters are not the same on all ranks"
+    says = f"{who}, at {counted(drift.records, 'hash')} since step {drift.step}: the ranks no longer train one model."
+    test = (
+        "Compare the parameters tensor by tensor between a rank that differs and one that does not: one tensor, it is memory; all, an "
+        "update or a broadcast that did not reach it. Run the memory test of its device."
+    )
+    return [
+        Finding(kind="ranks_disagree", step=drift.step, cause="distributed", weight=0.85, says=says, test=test),
+        Finding(
+            kind="ranks_disagree", step=drift.step, cause="hardware", weight=0.35 if drift.ranks else 0.0, says=says
+        ),
+        *(Finding(kind="ranks_disagree", step=drift.step, cause=cause, weight=-0.6, says=says) for cause in AGAINST),
+    ]
+
+
+def _duplicate(facts: Facts) -> list[Finding]:
+    """Some ranks, and not all, read the same samples."""
+    twins = facts.whose.apart.get("duplicate")
+    if twins is None or not twins.ranks:
+        return []
+    ranks = listed([str(rank) for rank in twins.ranks])
+    says = f"Ranks {ranks} have read the same samples in {counted(twins.records, 'record')} since step {twins.step}."
+    return [
+        Finding(kind="same_on_some_ranks", step=twins.step, cause="data", weight=0.6, says=says),
+        Finding(kind="same_on_some_ranks", step=twins.step, cause="distributed", weight=0.4, says=says),
+    ]
+
+
+def _where(facts: Facts) -> str:
+    return f" (on {listed(facts.whose.hosts)})" if facts.whose.hosts else ""
 
 
 def find(facts: Facts) -> list[Finding]:
@@ -18,6 +60,9 @@ def find(facts: Facts) -> list[Finding]:
     whose = facts.whose
     if "mismatch" not in facts.offered:
         return []
+    found = [*_drift(facts), *_duplicate(facts)]
+    if found:
+        return found
     if whose.differing >= DISAGREE:
         ranks = listed([str(rank) for rank in whose.differ])
         where = f" (on {listed(whose.hosts)})" if whose.kind == "shared" and whose.hosts else ""
@@ -25,12 +70,11 @@ def find(facts: Facts) -> list[Finding]:
         says = (
             f"The gradient norm after its reduction is not one number over {counted(whose.differing, 'record')}: {who}."
         )
-        against = ("data", "numeric", "learning_rate", "optimizer_state", "model")
         return [
             Finding(kind="ranks_disagree", step=whose.step, cause="distributed", weight=0.85, says=says),
             *(
                 Finding(kind="ranks_disagree", step=whose.step, cause=cause, weight=-0.6, says=says)
-                for cause in against
+                for cause in AGAINST
             ),
         ]
     if whose.same >= SAME and not (facts.loss_high.any() or facts.grad_high.any()):

@@ -13,6 +13,8 @@ from trainwarden.rules.core.replays import same_data
 
 #: Weight of a repetition among very many places.
 REPEATED = 0.9
+#: What it weighs that a rank's batch is unlike the others', and that its parameters are like theirs.
+UNLIKE, EQUAL = 0.75, 0.2
 #: Causes that all ranks would share.
 OF_ALL = ("optimizer_state", "learning_rate", "model")
 
@@ -20,7 +22,7 @@ OF_ALL = ("optimizer_state", "learning_rate", "model")
 def find(facts: Facts) -> list[Finding]:
     """Return findings about the place: one rank alone, a failure's first host, the same place as in an earlier attempt."""
     whose = facts.whose
-    if whose.kind not in ("nonfinite", "loss", "failed") or not whose.ranks:
+    if whose.kind not in ("nonfinite", "loss", "gradient", "failed") or not whose.ranks:
         return []
     found = _failure(facts) if whose.kind == "failed" else _alone(facts)
     for earlier in reversed(facts.earlier):
@@ -35,8 +37,15 @@ def _alone(facts: Facts) -> list[Finding]:
     ranks = ("Rank " if len(whose.ranks) == 1 else "Ranks ") + listed([str(rank) for rank in whose.ranks])
     where = f" on {listed(whose.hosts)}" if whose.hosts else ""
     what = "was not finite" if whose.kind == "nonfinite" else "was far above the others"
-    says = f"{ranks}{where} alone {what} first, at step {whose.step}; what all ranks share was usual on the others."
+    of = " in its own gradient" if whose.kind == "gradient" else ""
+    says = f"{ranks}{where} alone {what}{of} first, at step {whose.step}; what all ranks share was usual on the others."
     against = [Finding(kind="one_rank", step=whose.step, cause=cause, weight=-0.6, says=says) for cause in OF_ALL]
+    if whose.batch:
+        batch = f"Its batch was unlike those of the other ranks: {whose.batch}."
+        against.append(Finding(kind="one_rank", step=whose.step, cause="data", weight=UNLIKE, says=batch))
+    if whose.step is not None and whose.equal_at is not None and whose.equal_at >= whose.step:
+        equal = f"Its parameters were still those of the others at step {whose.equal_at}."
+        against.append(Finding(kind="one_rank", step=whose.equal_at, cause="data", weight=EQUAL, says=equal))
     return [
         Finding(kind="one_rank", step=whose.step, cause="hardware", weight=0.3, says=says),
         Finding(kind="one_rank", step=whose.step, cause="data", weight=0.25, says=says),

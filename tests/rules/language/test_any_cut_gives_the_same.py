@@ -52,6 +52,10 @@ EXPRESSIONS = (
     "min_over(loss by rank) < 0.4 and argmax(loss by rank) == 1",
     "mad_over(loss by rank) < 0.2",
     "nonfinite_over(loss by rank) > 0",
+    "max_over(loss by rank) - median_over(loss by rank) > 0.3",
+    "twins(loss by rank) > 0",
+    "disagree(loss by rank) > 0",
+    "uneven(loss by rank) > 1.2 and ahead(loss by rank, beta=0.9) > 1.1",
     "nonfinite > 0",
     "update_ratio > 1 and update_ratio > mean(update_ratio[40])",
 )

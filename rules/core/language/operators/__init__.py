@@ -19,6 +19,7 @@ from .presence import FUNCTIONS as PRESENCE
 from .repetition import FUNCTIONS as REPETITION
 from .resumes import FUNCTIONS as RESUMES
 from .setbacks import FUNCTIONS as SETBACKS
+from .shares import FUNCTIONS as SHARES
 from .shifts import FUNCTIONS as SHIFTS
 from .surprises import FUNCTIONS as SURPRISES
 from .trend import FUNCTIONS as TREND
@@ -41,6 +42,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             RESUMES,
             REPETITION,
             SETBACKS,
+            SHARES,
             SHIFTS,
             SURPRISES,
             TREND,

@@ -1,4 +1,5 @@
-"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``, ``mad_over``, ``nonfinite_over``.
+"""Vectors over ranks or label values: ``spread``, ``argmax``, ``max_over``, ``min_over``, ``mad_over``, ``nonfinite_over``,
+``median_over``, ``twins``, ``disagree``.
 
 Members that are unknown or NaN are left out, but where those that are not finite are counted. The result is known where enough members are known, and NaN where all known ones
 are NaN. No warm-up beyond the members' own, no state beside theirs, O(members) a record.
@@ -6,6 +7,7 @@ are NaN. No warm-up beyond the members' own, no state beside theirs, O(members) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from trainwarden.rules.core.block import Bools, Floats
 from trainwarden.rules.core.language.operator import Function, Operator, Type
 from trainwarden.rules.core.language.series import Frame, Series, Vector
+from trainwarden.rules.core.ranks_apart import twins
 
 
 class Over(Operator):
@@ -80,6 +83,83 @@ class Argmax(Operator):
         return Series(values, places.known, places.fresh)
 
 
+class Own(Operator):
+    """``median_over`` and ``twins``: of the members that are one rank's or one label value's own, not of the extremes of a record."""
+
+    __slots__ = ("_least", "_reckon")
+
+    sleeps = True
+
+    def __init__(self, reckon: Callable[[Floats], Floats], least: int) -> None:
+        self._reckon = reckon
+        self._least = least
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the reduction at each row at which enough members are known."""
+        vector: Vector = inputs[0]
+        own = tuple(place for place, number in enumerate(vector.numbers) if number == number)
+        chosen = Vector(
+            tuple(vector.numbers[place] for place in own), tuple(vector.members[place] for place in own), None
+        )
+        return Over(self._reckon, self._least).feed(frame, [chosen])
+
+
+class Disagree(Operator):
+    """``disagree(x by label)``: how many members hold another value than most do: 0 where all are equal, infinite where no value is held
+    by more than half of them.
+
+    Only what was measured in this very record counts, of two members or more; else it is not due, and what was known is kept. The
+    extremes that a record holds stand in where fewer than two members are measured. State: one number. Cost: O(members) a record.
+    """
+
+    __slots__ = ("_last",)
+
+    sleeps = True
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def feed(self, frame: Frame, inputs: Sequence[Any]) -> Series:
+        """Return the number at each row."""
+        vector: Vector = inputs[0]
+        values = np.full(frame.rows, np.nan)
+        fresh = np.zeros(frame.rows, dtype=np.bool_)
+        if not vector.members:
+            return Series(values, frame.nowhere, frame.nowhere)
+        table = np.stack([np.where(member.fresh & member.known, member.values, np.nan) for member in vector.members])
+        own = np.array([number == number for number in vector.numbers])
+        for row in range(frame.rows):
+            for chosen in (table[own, row], table[~own, row]):
+                held = chosen[~np.isnan(chosen)]
+                if len(held) > 1:
+                    most = int(np.unique(held, return_counts=True)[1].max())
+                    self._last = float(len(held) - most) if 2 * most > len(held) else math.inf
+                    fresh[row] = True
+                    break
+            if self._last is not None:
+                values[row] = self._last
+        return Series(values, ~np.isnan(values), fresh)
+
+    def dump(self) -> Any:
+        """Return the last number; a text where it is infinite."""
+        return "inf" if self._last == math.inf else self._last
+
+    def load(self, state: Any) -> None:
+        """Take up the last number."""
+        self._last = None if state is None else float(state)
+
+
+def _median(table: Floats) -> Floats:
+    found: Floats = np.nanmedian(table, axis=0)
+    return found
+
+
+def _twins(table: Floats) -> Floats:
+    """How many members hold a value that another holds too; 0 where they fall into groups of one size."""
+    found: Floats = twins(table).sum(axis=0).astype(np.float64)
+    return found
+
+
 def _spread(table: Floats) -> Floats:
     found: Floats = np.nanmax(table, axis=0) - np.nanmin(table, axis=0)
     return found
@@ -107,5 +187,8 @@ FUNCTIONS = (
     Function("min_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_smallest)),
     Function("mad_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Over(_mad, least=2)),
     Function("nonfinite_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: NonFinite()),
+    Function("median_over", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Own(_median, least=3)),
+    Function("twins", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Own(_twins, least=3)),
+    Function("disagree", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Disagree()),
     Function("argmax", (Type.VECTOR,), Type.NUMBER, lambda of, settings: Argmax()),
 )
