@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from trainwarden.exporter.exporter import Exporter
 from trainwarden.exporter.identity import next_attempt
+from trainwarden.exporter.loader import WatchedLoader, watch
+from trainwarden.exporter.loader.ahead import DrawnAhead
 from trainwarden.exporter.notices import Notices
 from trainwarden.exporter.resume import Resume
 from trainwarden.exporter.settings import Settings
@@ -227,6 +229,8 @@ class TrainwardenCallback(_Callback):
         at = int(trainer.global_step)
         if at <= self._seen[0]:
             return
+        if self._loader is not None:
+            self._loader.counted.ahead = len(getattr(trainer.fit_loop._data_fetcher, "batches", ()))
         mean = self._mean(trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1)
         self.exporter.step(mean)
         self._seen = (at, self._seen[1] + 1)
@@ -324,7 +328,8 @@ class TrainwardenCallback(_Callback):
 
     def _processing(self, original: Callable[..., Any], dataloader: Any) -> Any:
         processed = original(dataloader)
-        return (self._late(processed) or processed) if self._trainer.training else processed
+        late = self._late(processed) if self._trainer.training else None
+        return processed if late is None else late
 
     @_quietly
     def _late(self, loader: Any) -> Any:
@@ -334,12 +339,15 @@ class TrainwardenCallback(_Callback):
         if self._loader is not None and self._loader.fresh:
             self._notices.say("several loaders", "there are several train loaders: the first alone has positions")
             return None
-        watched = self.exporter.wrap(loader, **self._wrap)
-        if watched is loader:
+        arguments = self._wrap
+        counted = self.exporter.follow(
+            lambda skips: cast(WatchedLoader, DrawnAhead(watch(loader, skips=skips, **arguments)))
+        )
+        if counted is None:
             return None
-        kind = _LateStatefulLoader if watched.kind == "state_dict" else _LateLoader
+        kind = _LateStatefulLoader if counted.kind == "state_dict" else _LateLoader
         state, self._loader_state = self._loader_state, None
-        self._loader = kind(watched, state, self._trainer.fit_loop, self._notices)
+        self._loader = kind(cast(DrawnAhead, counted), state, self._trainer.fit_loop, self._notices)
         return self._loader
 
     # How it works.
@@ -373,8 +381,9 @@ class _LateLoader:
     callback's state and not in Lightning's list of loader states, which refuses to load where the loaders are not the same as before.
     """
 
-    def __init__(self, watched: Any, state: dict[str, Any] | None, fit_loop: Any, notices: Notices) -> None:
-        self.watched = watched
+    def __init__(self, counted: DrawnAhead, state: dict[str, Any] | None, fit_loop: Any, notices: Notices) -> None:
+        self.counted = counted
+        self.watched = watched = counted.loader
         #: Whether no pass has begun yet.
         self.fresh = True
         self._state = state
@@ -390,7 +399,7 @@ class _LateLoader:
             self._begin()
         except Exception as error:
             self._notices.fault("where the data goes on", error)
-        yield from self.watched
+        yield from self.counted
 
     def _begin(self) -> None:
         self.fresh = False
@@ -414,8 +423,11 @@ class _LateLoader:
     def __len__(self) -> int:
         return len(self.watched)
 
+    def __bool__(self) -> bool:
+        return bool(self.watched)
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("watched", "state_dict", "load_state_dict"):
+        if name.startswith("_") or name in ("counted", "watched", "state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self.watched, name)
 

@@ -94,6 +94,9 @@ class Stream:
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]  # a loader without a length raises TypeError, as it did unwrapped
 
+    def __bool__(self) -> bool:  # what has no length is true, as it was unwrapped
+        return bool(self._inner)
+
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._inner)
         if self._begun and batches is not self._inner:  # an iterator goes on where it is: that is no new epoch

@@ -251,6 +251,13 @@ class Sized(IterableDataset[torch.Tensor]):
         return 24
 
 
+class Endless(IterableDataset[torch.Tensor]):
+    """A stream that does not say how long it is."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(ROWS[:24])
+
+
 class Resumable:
     """A loader with a state of its own, as torchdata's is one: each pass has the 24 rows in another order."""
 
@@ -344,3 +351,20 @@ def test_what_a_plan_asks_is_done_target_rate_and_data(tmp_path: Path) -> None:
     assert {record.value("lr") for record in after} == {5e-3}
     same = [torch.equal(one, other) for one, other in zip(first.seen[4:], second.seen, strict=True)]
     assert same == [step != 6 for step in range(5, 12)]  # the step at positions 20 to 24 alone has other rows
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_stream_without_a_length_is_drawn_ahead_and_its_batches_count_at_their_own_steps(
+    tmp_path: Path, accumulate: int
+) -> None:
+    watching = warden(tmp_path, wrap=True)
+    data = DataLoader(Endless(), batch_size=4)
+    fit(tmp_path, Module(), watching, data=data, max_epochs=1, accumulate_grad_batches=accumulate)
+    rows = 4 * accumulate
+    assert [record.samples for record in records(tmp_path)] == [[(at, at + rows)] for at in range(0, 24, rows)]
+    assert [record.value("batch_supervised_tokens") for record in records(tmp_path)] == [rows * 12] * (6 // accumulate)
+    fit(tmp_path / "sized", Module(), warden(tmp_path / "sized"), data=loader(24), max_epochs=1)
+    if accumulate == 1:
+        hashes = [record.value("batch_hash") for record in records(tmp_path / "sized")]
+        assert [record.value("batch_hash") for record in records(tmp_path)] == hashes
+    assert watching.notices == []

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwarden.exporter.loader import Excluded, LoaderStateError, Skip, Skips, WatchedLoader, watch
+from trainwarden.exporter.loader.ahead import DrawnAhead
 from trainwarden.exporter.loader.streams import samples_in
 from trainwarden.plan import Exclusion
 
@@ -209,3 +210,31 @@ def test_an_epoch_that_is_known_leaves_a_loaded_position_alone() -> None:
     found = second.consumed()
     assert found is not None
     assert found.samples == [(4, 8)]
+
+
+def test_what_is_drawn_ahead_counts_at_its_own_turn() -> None:
+    loader = DrawnAhead(watch(Resumable(length=5)))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    loader.ahead = 1
+    found = loader.consumed()
+    assert found is not None
+    assert (found.samples, found.position, found.count) == ([(0, 8)], 8, 8)
+    assert [int(batch["x"][0, 0]) for batch in found.batches] == [0, 1]
+    assert loader.consumed() is None
+    list(batches)
+    loader.ahead = 0
+    found = loader.consumed()
+    assert found is not None
+    assert (found.samples, found.position, len(found.batches)) == ([(8, 20)], 20, 3)
+    assert (loader.kind, len(loader)) == ("state_dict", 5)
+
+
+def test_a_loader_without_a_length_is_as_true_as_it_was() -> None:
+    class Bare:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    assert watch(Bare())
+    assert not watch(Resumable(length=0))
