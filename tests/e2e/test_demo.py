@@ -181,3 +181,36 @@ def test_its_processes_are_gone(ran: Ran) -> None:
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             assert not process.name.isdigit() or mine not in (process / "cmdline").read_bytes()
+
+
+def test_what_the_poisoned_steps_ate_and_what_stood_in_for_it_can_be_shown(ran: Ran) -> None:
+    (first, end) = ran.read("summary.json")["poison_ranges"][0]
+    step = first // 8 + 3
+    runs, rows_of = ran.layout.runs("treated"), f"trainwarden.demo.train:text_rows:{ran.layout.data}"
+    command = [
+        *trainwarden(),
+        "data",
+        "show",
+        "--run",
+        "demo",
+        "--dir",
+        str(runs),
+        "--step",
+        str(step),
+        "--output",
+        "json",
+    ]
+    shown = {}
+    for attempt in (0, 1):
+        given = ["--attempt", str(attempt), "--dataset", rows_of, "--tokenizer", "bytes"]
+        told = json.loads(subprocess.run([*command, *given], capture_output=True, check=True, timeout=120).stdout)
+        ((rank,), shown[attempt]) = (told["steps"][0]["ranks"], told)
+        assert all(first <= row["position"] < end for row in rank["rows"])
+        assert [row["instead_of"] is not None for row in rank["rows"]] == [attempt == 1] * 8
+    (poison,), (stand_ins,) = (shown[attempt]["steps"][0]["ranks"] for attempt in (0, 1))
+    assert {row["shard"] for row in poison["rows"]} == {ran.read("summary.json")["poison_shard"]}
+    assert not {row["shard"] for row in stand_ins["rows"]} & {row["shard"] for row in poison["rows"]}
+    assert [row["instead_of"] for row in stand_ins["rows"]] == [row["row"] for row in poison["rows"]]
+    assert any(max(map(row["text"].count, set(row["text"]))) > 64 for row in poison["rows"])
+    assert not any(max(map(row["text"].count, set(row["text"]))) > 64 for row in stand_ins["rows"])
+    assert any("attempt 1 went on from step" in notice for notice in shown[0]["notices"])
