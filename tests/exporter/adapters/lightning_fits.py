@@ -105,7 +105,7 @@ def reference(module: Module, batches: list[torch.Tensor], divisor: int | None =
     for batch in batches:
         loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         (loss / (divisor or len(batches))).backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return sum(losses) / len(losses), norm64([p.grad for p in model.parameters() if p.grad is not None])
 
 

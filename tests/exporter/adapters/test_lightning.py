@@ -23,6 +23,7 @@ from tests.exporter.adapters.lightning_fits import (
     fit,
     loader,
     records,
+    reference,
     trainer,
     warden,
 )
@@ -267,3 +268,53 @@ def test_a_fit_that_is_interrupted_ends_its_record_with_the_signal(
     assert len(records(tmp_path)) == 3
     (end,) = events(tmp_path, "exit")
     assert (end.fields["reason"], end.fields["code"]) == reason
+
+
+class Critic(Module):
+    """Under manual optimization, one optimizer that steps three times a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        for _ in range(3):
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return {"loss": loss}
+
+
+class SecondOrder(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (lambda: torch.compile(Module(), backend="eager"), {}),
+        (SecondOrder, {}),
+        (Critic, {}),
+        (Module, {"precision": "64-true"}),
+        (Module, {"precision": "bf16-true"}),
+        (Module, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+        (Module, {"barebones": True}),
+    ],
+    ids=["compiled", "closure evaluated often", "steps within a batch", "float64", "bfloat16", "clamped", "barebones"],
+)
+def test_in_whichever_way_a_batch_is_trained_it_has_one_record_with_its_first_gradient(
+    tmp_path: Path, module: Any, arguments: dict[str, Any]
+) -> None:
+    made = trainer(tmp_path, warden(tmp_path, cadence=1), max_epochs=1, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.fit(module(), loader())
+    found = records(tmp_path)
+    assert [record.step for record in found] == list(range(1, 7))
+    torch.manual_seed(0)
+    norm = reference(Module(), [next(iter(loader()))])[1]
+    assert found[0].value("grad_norm") == pytest.approx(norm, rel=5e-3 if "bf16" in str(arguments) else 1e-5)
+    assert all(record.value("update_applied_ratio") for record in found)
