@@ -17,8 +17,14 @@ from torch import Tensor
 
 from .sheet import Sheet
 
-#: Steps that may be on their way from one device at once.
-SLOTS = 64
+#: Steps that may be on their way from one device at once: fewer where a step has so many numbers that all of them would take more
+#: than so many bytes of pinned memory, but never fewer than the least.
+SLOTS, SLOT_BYTES, LEAST_SLOTS = 64, 32 * 2**20, 8
+
+
+def slots_for(capacity: int) -> int:
+    """Return how many steps of at most ``capacity`` numbers may be on their way from one device."""
+    return max(LEAST_SLOTS, min(SLOTS, SLOT_BYTES // (8 * capacity)))
 
 
 class Transfer(Protocol):
@@ -81,16 +87,16 @@ class _PinnedLane:
 
     def __init__(self, device: torch.device, capacity: int) -> None:
         self.capacity = capacity
-        self._slots = [_Slot(capacity) for _ in range(SLOTS)]
+        self._slots = [_Slot(capacity) for _ in range(slots_for(capacity))]
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._ticket = 0
 
     def has_room(self, length: int) -> bool:
-        return length <= self.capacity and self._slots[self._ticket % SLOTS].free
+        return length <= self.capacity and self._slots[self._ticket % len(self._slots)].free
 
     def send(self, packed: Tensor) -> Transfer:
         length = packed.numel()
-        slot = self._slots[self._ticket % SLOTS]
+        slot = self._slots[self._ticket % len(self._slots)]
         self._ticket += 1
         self._counter.add_(1)
         slot.free = False

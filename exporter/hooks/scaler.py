@@ -61,8 +61,9 @@ def forget(listener: ScalerListener) -> None:
                 setattr(kind, name, original)
 
 
-def _and_subclasses(kind: type) -> Iterator[type]:
+def _and_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
+    below: type[Any]
     for below in kind.__subclasses__():
         yield from _and_subclasses(below)
 

@@ -64,10 +64,14 @@ class GradZero(Probe):
 
 
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
-    """Count the elements that are not zero, on a device block by block: it makes a byte of each for it there."""
+    """Count the elements that are not zero, on a device block by block: it makes a byte of each for it there.
+
+    As they lie in memory: of a transposed tensor torch would make a copy.
+    """
+    elements = flat(tensor)
     if tensor.device.type == "cpu" or tensor.numel() <= DEVICE_BLOCK:
-        return torch.count_nonzero(tensor)
-    return torch.stack([torch.count_nonzero(piece) for piece in torch.split(flat(tensor), DEVICE_BLOCK)]).sum()
+        return torch.count_nonzero(elements)
+    return torch.stack([torch.count_nonzero(piece) for piece in torch.split(elements, DEVICE_BLOCK)]).sum()
 
 
 def _together(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
