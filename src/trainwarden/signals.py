@@ -129,14 +129,6 @@ SIGNALS: tuple[Signal, ...] = (
         labels=("group",),
         per="cadence",
     ),
-    Signal(
-        "update_share",
-        "1",
-        "Share of the update's squared norm by group; all is the largest of them.",
-        "train_update_share",
-        labels=("group",),
-        per="cadence",
-    ),
     Signal("update_norm", "1", "L2 norm of the optimizer's update.", "train_update_norm", probed=False),
     Signal(
         "update_zero_ratio",
