@@ -69,12 +69,9 @@ def loaded():
         listen()
     except ImportError as error:
         if str(error.name).partition(".")[0] == "trainwarden":
-            say(
-                sys.executable
-                + " has no trainwarden: the training goes on, not observed. Install it there: "
-                + sys.executable
-                + " -m pip install trainwarden"
-            )
+            old = sys.hexversion < 0x030B0000
+            remedy = "It needs Python 3.11" if old else "Install it there: " + sys.executable + " -m pip install ."
+            say(sys.executable + " has no trainwarden: the training goes on, not observed. " + remedy)
         else:
             say("not observed: " + str(error))
     except Exception as error:

@@ -188,7 +188,7 @@ def test_where_the_interpreter_has_no_trainwarden_one_line_says_so_and_the_train
     assert done.stdout == "True\n"
     assert said(done) == [
         f"trainwarden exec: {python} has no trainwarden: the training goes on, not observed. Install it there: "
-        f"{python} -m pip install trainwarden"
+        f"{python} -m pip install ."
     ]
     assert not (tmp_path / ".trainwarden").exists()
 
