@@ -163,7 +163,9 @@ class _Attached:
         groups = int(getattr(trainer, "gradient_accumulation_steps", 1))
         for name in ("num_pp_microbatches", "num_pipeline_parallel_microbatches"):
             groups *= int(getattr(trainer, name, 1))
-        self._loader.place(0, step * groups * size * _share(trainer)[1])
+        batches, loader = step * groups, self._loader
+        is_stateful = isinstance(loader, StatefulLoader)
+        loader.place(0, loader.position_after(batches) if is_stateful else batches * size * _share(trainer)[1])
 
     # Steps.
 

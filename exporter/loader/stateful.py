@@ -64,6 +64,17 @@ class StatefulLoader(Stream):
         self._passes += 1
         self._inner.load_state_dict(state["inner"])  # type: ignore[attr-defined]
 
+    def position_after(self, batches: int) -> int:
+        """Return the position after so many batches of epoch 0 were handed out to each rank, dropped ones left out."""
+        step = (self.batch_size or 1) * self._world
+        dropped = self._dropped.get(0)
+        spans = [] if dropped is None else [(first // step, -(-end // step)) for first, end in dropped.ranges]
+        last = batches - 1
+        for first, end in RangeSet(spans).ranges:
+            if first <= last:
+                last += end - first
+        return (last + 1) * step
+
     def _identity(self) -> dict[str, Any]:
         return {"num_workers": getattr(self._inner, "num_workers", 0), "world": self._world}
 

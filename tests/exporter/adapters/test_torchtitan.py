@@ -145,7 +145,7 @@ def test_a_run_that_broke_goes_on_with_its_numbers_its_data_and_its_weights(
     assert all(torch.equal(one, other) for one, other in zip(weights(whole), weights(again), strict=True))
 
 
-def test_what_the_plan_names_is_loaded_and_not_the_newest_that_was_given_up(
+def test_what_the_plan_names_is_loaded_and_not_the_newest_that_was_given_up_and_its_data_left_out(
     tmp_path: Path, titan: dict[str, Any]
 ) -> None:
     run(make_trainer(titan, tmp_path, steps=8), tmp_path)
@@ -153,16 +153,20 @@ def test_what_the_plan_names_is_loaded_and_not_the_newest_that_was_given_up(
     identity = folder.identity()
     assert identity is not None
     target = Target(attempt=0, step=4, path=str(tmp_path / "saved" / "step-4"))
-    plan = Plan(plan_id="p1", run_uid=identity.run_uid, for_attempt=1, target=target, lr_factor=0.5)
+    skip: dict[str, Any] = {"skip_samples": [(40, 48)], "skip_epoch": 0, "skip_mode": "shift"}
+    plan = Plan(plan_id="p1", run_uid=identity.run_uid, for_attempt=1, target=target, lr_factor=0.5, **skip)
     folder.write_plan(plan)
-    entry = LedgerEntry(plan_id="p1", for_attempt=1, target_step=4)
+    entry = LedgerEntry(plan_id="p1", for_attempt=1, target_step=4, **skip)
     folder.write_ledger(Ledger(run_uid=identity.run_uid, entries=[entry]))
-    exporter = run(make_trainer(titan, tmp_path, steps=6), tmp_path)
-    assert [record.step for record in records(tmp_path)] == [*range(1, 9), 5, 6]
+    exporter = run(make_trainer(titan, tmp_path, steps=8), tmp_path)
+    assert [record.step for record in records(tmp_path)] == [*range(1, 9), 5, 6, 7, 8]
     assert records(tmp_path)[-1].value("lr") == pytest.approx(1.5e-3)
+    assert [record.samples for record in records(tmp_path)[8:]] == [[(32, 40)], [(48, 56)], [(56, 64)], [(64, 72)]]
     applied = events(tmp_path, "start", "titan")[1].fields["plan_applied"]
     assert (applied["plan_id"], applied["not_applied"]) == ("p1", {})
-    assert exporter.global_step == 6
+    assert exporter.global_step == 8
+    run(make_trainer(titan, tmp_path, steps=9), tmp_path)  # its positions go on behind what was left out
+    assert (records(tmp_path)[-1].step, records(tmp_path)[-1].samples) == (9, [(72, 80)])
 
 
 def test_the_weights_are_bit_for_bit_those_of_a_trainer_without_the_adapter(

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainwarden.exporter.loader import Excluded, LoaderStateError, Skip, Skips, WatchedLoader, watch
 from trainwarden.exporter.loader.ahead import DrawnAhead
+from trainwarden.exporter.loader.stateful import StatefulLoader
 from trainwarden.exporter.loader.streams import samples_in
 from trainwarden.plan import Exclusion
 
@@ -238,3 +239,15 @@ def test_a_loader_without_a_length_is_as_true_as_it_was() -> None:
 
     assert watch(Bare())
     assert not watch(Resumable(length=0))
+
+
+def test_the_position_after_so_many_batches_leaves_out_those_that_are_dropped() -> None:
+    skips = Skips((Skip(0, [(5, 9)], "shift"), Skip(0, [(24, 30), (40, 41)], "shift")))
+    loader = StatefulLoader(Resumable(length=20), dataset=None, skips=skips)
+    loader._inner.batch_size = 4  # type: ignore[attr-defined]
+    for handed_out, _ in enumerate(loader, 1):
+        found = loader.consumed()
+        assert found is not None
+        assert loader.position_after(handed_out) == found.position
+    assert loader.position_after(0) == 0
+    assert handed_out == 15
