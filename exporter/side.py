@@ -161,15 +161,18 @@ class SideGroup(threading.Thread):
         if verdict != "all":
             raise RuntimeError(verdict)
         alike = int(store.add(same, 0))
-        self._group = dist.ProcessGroupGloo(
-            dist.distributed_c10d.PrefixStore(f"{self._key}/gloo", store),
-            self._rank,
-            self._world_size,
-            timedelta(seconds=self._timeout),
-        )
+        self._group = self._connected(dist.distributed_c10d.PrefixStore(f"{self._key}/gloo", store))
         self._weight = 1.0 / alike
         self._on_joined(alike, alike == self._world_size)
         return True
+
+    def _connected(self, store: Any) -> Any:
+        """Return the group. Its reductions go round in a ring: each rank connects to its two neighbours, and to nobody else."""
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_default_device(lazy_init=True)]
+        options._timeout = timedelta(seconds=self._timeout)
+        return gloo(store, self._rank, self._world_size, options)
 
     def _round(self) -> bool:
         """Hold one round; False where it was the last."""
