@@ -71,6 +71,7 @@ def test_two_ranks_share_the_data_record_their_own_losses_and_go_on_where_they_w
     for at, logged in enumerate(said["losses"]):
         mean = sum(own[rank][at].value("rank_loss") or 0 for rank in (0, 1)) / 2
         assert mean == pytest.approx(logged, rel=1e-6)
+        assert [own[rank][at].value("loss") for rank in (0, 1)] == pytest.approx([logged] * 2, rel=1e-6)
         assert [own[rank][at].value("grad_norm") for rank in (0, 1)] == pytest.approx([said["norms"][at]] * 2, rel=1e-6)
     # 50 rows in steps of two times four: six whole steps, and one of two rows and six from the epoch's beginning
     assert [record.samples for record in own[0][:7]] == [[(8 * step, 8 * step + 4)] for step in range(6)] + [
