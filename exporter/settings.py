@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from .vocabulary import TokenClasses
 
 #: Port of local rank 0; each further rank of a host takes the next one.
 BASE_PORT = 17070
+LAST_PORT = 65535
+#: Settings that are whole numbers with the least that each may be, and those that are True or False.
+_WHOLE = (("cadence", 1), ("watch_steps", 0), ("max_series", 1), ("ring", 1), ("rotate_bytes", 1))
+_SWITCHES = ("own_gradients", "protect_metrics", "side_group", "preflight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +59,42 @@ class Settings:
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("cadence", "max_series", "ring", "rotate_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: {value!r} is not a whole number")
-            if value < 1:
-                raise ValueError(f"{name}: {value} is not positive")
-        if not self.side_timeout > 0:
-            raise ValueError(f"side_timeout: {self.side_timeout!r} is not a positive number of seconds")
-        if self.total_steps is not None and (
-            isinstance(self.total_steps, bool) or not isinstance(self.total_steps, int)
-        ):
-            raise TypeError(
-                f"total_steps: {self.total_steps!r} is not a whole number; leave it out where it is not known"
-            )
-        if self.port is not None and (isinstance(self.port, bool) or not isinstance(self.port, int)):
-            raise TypeError(f"port: {self.port!r} is not a whole number; leave it out for {BASE_PORT} + local rank")
+        for name, least in _WHOLE:
+            _check_whole(name, getattr(self, name), least)
+        if self.total_steps is not None:
+            _check_whole("total_steps", self.total_steps, 1, "; leave it out where it is not known")
+        if self.port is not None:
+            _check_whole("port", self.port, 0, f"; leave it out for {BASE_PORT} + local rank")
+            if self.port > LAST_PORT:
+                raise ValueError(f"port: {self.port} is above {LAST_PORT}")
+        for name in ("reader_seconds", "side_timeout"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+                raise TypeError(f"{name}: {seconds!r} is not a number of seconds")
+            if not 0 <= seconds < math.inf or (name == "side_timeout" and seconds == 0):
+                raise ValueError(
+                    f"{name}: {seconds!r} is not a {'' if name == 'reader_seconds' else 'positive '}number of seconds"
+                )
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: {getattr(self, name)!r} is neither True nor False")
         if not isinstance(self.host, str):
             raise TypeError(f"host: {self.host!r} is not a string")
         object.__setattr__(self, "sources", source_names(self.sources))
         if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
             object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
+
+
+def _check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
+    """Refuse what is no whole number, or a smaller one than ``least``.
+
+    Raises:
+        TypeError, ValueError: it is. The message names the setting.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: {value!r} is not a whole number{hint}")
+    if value < least:
+        raise ValueError(f"{name}: {value} is {'negative' if least == 0 else 'not positive'}{hint}")
 
 
 def source_names(given: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -183,6 +184,20 @@ def test_disabled_it_touches_nothing_at_all(tmp_path: Path, monkeypatch: pytest.
         ({"cadence": 0}, ValueError, "cadence"),
         ({"cadence": 1.5}, TypeError, "cadence"),
         ({"cadance": 5}, TypeError, "cadance"),
+        ({"watch_steps": -1}, ValueError, "watch_steps"),
+        ({"watch_steps": 2.5}, TypeError, "watch_steps"),
+        ({"reader_seconds": "3"}, TypeError, "reader_seconds"),
+        ({"reader_seconds": math.nan}, ValueError, "reader_seconds"),
+        ({"side_timeout": "10"}, TypeError, "side_timeout"),
+        ({"side_timeout": 0}, ValueError, "side_timeout"),
+        ({"side_timeout": math.inf}, ValueError, "side_timeout"),
+        ({"protect_metrics": "false"}, TypeError, "protect_metrics"),
+        ({"side_group": "no"}, TypeError, "side_group"),
+        ({"own_gradients": None}, TypeError, "own_gradients"),
+        ({"preflight": 0}, TypeError, "preflight"),
+        ({"total_steps": 0}, ValueError, "total_steps"),
+        ({"port": 70_000}, ValueError, "port"),
+        ({"port": -1}, ValueError, "port"),
     ],
 )
 def test_a_bad_argument_is_refused_when_the_exporter_is_made(
