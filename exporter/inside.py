@@ -3,8 +3,8 @@
 A *pass* is one forward of the model; a step has as many as it accumulates. Only passes with gradients count: not those under
 ``no_grad`` or within ``phase("evaluation")``, not the forwards that checkpointing computes again during the backward pass, and
 of a model in evaluation mode only those whose gradient is really computed. In steps that are due every module is read in
-full. In the others the outputs of blocks, attention and MLPs are summed up; of norms, embeddings and head one feature of each token
-is: a value that is not finite spreads over all features in the next linear layer, so that this finds it at hardly any cost.
+full. In the others the outputs of blocks are summed up, and of the smaller parts one feature of each token is: a value that is not
+finite spreads over all features in the next linear layer, so that this finds it at hardly any cost.
 
 Everything here runs in the middle of the trainer's own forward and backward. Nothing waits, and what goes wrong ends the
 looking, not the training.
@@ -37,8 +37,6 @@ NUMBERS = 4096
 SILENT = 3
 #: What a row of a compiled graph holds: a sum, the largest absolute value, the sum of squares, the number of elements.
 ROW = 4
-#: Groups whose outputs are read whole at every step, for whether they are finite.
-WHOLE = ("all", "attention", "mlp")
 #: Types that are looked at.
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -226,10 +224,8 @@ class Inside:
             found.put("high", number, high)
             found.put("norm", number, _norm(x), x.numel())
             self._follow(found, spot, given)
-        elif spot.group in WHOLE or x.ndim < 2:
-            found.put("watch", number, _sum(x))
         else:
-            found.put("watch", number, _sum(x[..., 0]))
+            found.put("watch", number, _watch(x, spot))
         if not found.counts and given.requires_grad:
             given.register_hook(found.commit)  # type: ignore[no-untyped-call]
 
@@ -261,7 +257,7 @@ class Inside:
     def _look_back(self, step: int, which: tuple[int, int], gradient: Tensor) -> None:
         x = _readable(gradient)
         if x is not None and self._observer is not None and self._observer.step == step:
-            self._grads.append(((which[0], len(self._grads), which[1], 0), _sum(x)))
+            self._grads.append(((which[0], len(self._grads), which[1], 0), _watch(x, self.spots[which[1]])))
 
     def attended(
         self, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None, output: Tensor
@@ -440,6 +436,11 @@ def _readable(tensor: Tensor) -> Tensor | None:
 def _norm(x: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(x, dtype=accumulation(x))
     return found
+
+
+def _watch(x: Tensor, spot: Spot) -> Tensor:
+    """Return a number that is finite if a block's tensor is, or, of a smaller part, if one feature of each token is."""
+    return _sum(x if spot.group == "all" or x.ndim < 2 else x[..., 0])
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from .measure import accumulation
 
 #: Query rows that are sampled of each head, spread evenly; the last one, which sees the most keys, is among them.
 ROWS = 8
+#: Sequences of the batch that are sampled.
+SEQUENCES = 2
 #: Sampled logits at most: what is sampled is bounded, however long the sequences are.
 SAMPLES = 2**22
 #: Under which name the kernels of torch's attention keep the log-sum-exp of each row for the backward pass.
@@ -38,16 +40,19 @@ def bound(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
 
 
 def sampled(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None = None) -> Tensor:
-    """Return the largest logit of up to :data:`ROWS` query rows of each head against all keys that they may see, 0-D."""
+    """Return the largest logit of about :data:`ROWS` query rows of each head of about :data:`SEQUENCES` sequences, 0-D.
+
+    Each is taken against all keys that it may see.
+    """
+    if query.ndim > 3:  # some sequences of the batch, the last among them
+        every = max(1, query.shape[0] // SEQUENCES)
+        begin = (query.shape[0] - 1) % every
+        mask = mask[begin::every] if mask is not None and mask.ndim == query.ndim and mask.shape[0] > 1 else mask
+        query, key = query[begin::every], key[begin::every]
+        if query.shape[-3] != key.shape[-3]:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     length, keys = query.shape[-2], key.shape[-2]
-    if query.ndim > 3 and query.shape[-3] != key.shape[-3]:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    whole = query.shape[:-2].numel() * keys
-    rows = max(1, min(ROWS, length, SAMPLES // max(1, whole)))
-    if query.ndim > 3 and whole > SAMPLES:  # even one row of each is too much: some samples of the batch
-        every = -(-whole // SAMPLES)
-        query, key = query[::every], key[::every]
-        mask = mask[::every] if mask is not None and mask.ndim == query.ndim and mask.shape[0] > 1 else mask
+    rows = max(1, min(ROWS, length, SAMPLES // max(1, query.shape[:-2].numel() * keys)))
     step = length // rows
     first = (length - 1) % step
     dtype = accumulation(query)

@@ -94,7 +94,7 @@ def test_the_first_module_of_the_forward_pass_is_named_also_between_the_steps_th
     tmp_path: Path, step: int, name: str, group: str, block: int | None
 ) -> None:
     model = gpt()
-    spoil = spoil_forward if step == 1 or group in ("attention", "mlp", "all") else spoil_token
+    spoil = spoil_forward if step == 1 or group == "all" else spoil_token
     (event,) = run(
         tmp_path, model, {step: lambda: model.get_submodule(name).register_forward_hook(spoil, prepend=True)}, count=5
     )
