@@ -104,7 +104,10 @@ def _roots(wanted: set[int]) -> dict[int, tuple[nn.Module, set[int]]]:
     found = {}
     for module in modules:
         if id(module) not in held:
-            owned = {id(parameter) for parameter in module.parameters()}
+            try:
+                owned = {id(parameter) for parameter in module.parameters()}
+            except Exception:  # one that is still being made, or was taken apart: it is not what trains
+                continue
             if owned & wanted:
                 found[id(module)] = (module, owned)
     return found

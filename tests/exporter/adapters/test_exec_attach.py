@@ -95,6 +95,8 @@ def test_the_model_is_the_outermost_module_that_owns_what_is_trained(tmp_path: P
     inner = make()
     outer = torch.compile(nn.Sequential(inner), backend="eager")
     other = make(1)
+    broken = nn.Sequential(inner, nn.Linear(2, 2))
+    broken[1]._parameters = None  # type: ignore[assignment]
     trained = [inner.attn.weight, inner.mlp.weight]  # an adapter of a frozen model
     for param in inner.parameters():
         param.requires_grad_(any(param is one for one in trained))
@@ -109,6 +111,7 @@ def test_the_model_is_the_outermost_module_that_owns_what_is_trained(tmp_path: P
     assert [record.value("batch_supervised_tokens") for record in records(tmp_path)] == [None, 44, 44]
     assert set(records(tmp_path)[-1].signals["grad_norm"]) == {"all", "attention", "mlp"}  # type: ignore[arg-type]
     assert other.training
+    assert broken.training
 
 
 def test_a_process_in_which_no_optimizer_steps_is_left_alone(tmp_path: Path, begin: Begin) -> None:
