@@ -33,5 +33,6 @@ def test_under_fsdp1_global_norms_are_absent_and_that_is_said(tmp_path: Path) ->
         assert len(own) == 6
         for one in own:
             assert {"grad_norm", "weight_rms", "moment_rms", "update_ratio", "grad_zero_ratio"}.isdisjoint(one.signals)
+            assert "param_hash" not in one.signals, "shards are no replicas"
             assert one.value("shard_grad_norm") is not None
             assert one.ranks["loss"].n == 2
