@@ -11,6 +11,7 @@ total is then the same bits that torch returns.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -22,6 +23,9 @@ import torch.nn.utils
 from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.utils._foreach_utils import _has_foreach_support
+
+from trainwarden.exporter.copies import parts
+from trainwarden.exporter.watched import is_sharded, local
 
 
 class ClipListener(Protocol):
@@ -100,8 +104,10 @@ def _total(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         members = _as_list(tensors)
         if not error_if_nonfinite and foreach is not False and _plain(members, norm_type):
             with torch.no_grad():
-                each = torch.stack(list(torch._foreach_norm(members, 2.0)))
-                total: Tensor = torch.linalg.vector_norm(each, 2.0)
+                norms = list(torch._foreach_norm(members, 2.0))
+                total: Tensor = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+                # Of a DTensor's norm, each rank has that of its own shard until somebody asks for the whole.
+                each = torch.stack([local(norm) for norm in norms])
             _tell("total_norm", members, each, total, 2.0)
             return total
         total = original(members, norm_type, error_if_nonfinite, foreach)
@@ -116,14 +122,22 @@ def _plain(tensors: list[Tensor], norm_type: float) -> bool:
     """Say whether torch would take the L2 norm of these with one foreach call in full precision."""
     if not tensors or float(norm_type) != 2.0:
         return False
-    device, dtype = tensors[0].device, tensors[0].dtype
+    device, dtype, kind = tensors[0].device, tensors[0].dtype, type(tensors[0])
     return (
         dtype in (torch.float32, torch.float64)
-        and all(
-            type(tensor) is torch.Tensor and tensor.device == device and tensor.dtype is dtype for tensor in tensors
-        )
+        and (kind is torch.Tensor or _norms_stay_local(tensors))
+        and all(type(tensor) is kind and tensor.device == device and tensor.dtype is dtype for tensor in tensors)
         and all(tensor.layout is torch.strided for tensor in tensors)
         and bool(_has_foreach_support(tensors, device))
+    )
+
+
+def _norms_stay_local(tensors: list[Tensor]) -> bool:
+    """Say whether these are DTensors of one mesh none of which is a partial sum: their norms are made without sending anything."""
+    first = tensors[0]
+    return is_sharded(first) and all(
+        is_sharded(tensor) and not math.isnan(parts(tensor)) and tensor.device_mesh == first.device_mesh  # type: ignore[attr-defined]
+        for tensor in tensors
     )
 
 
