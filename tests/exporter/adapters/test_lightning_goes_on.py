@@ -170,8 +170,8 @@ from tests.exporter.adapters.lightning_fits import Module, loader, trainer, ward
 from lightning.pytorch.callbacks import ModelCheckpoint
 folder = Path(sys.argv[1])
 watching = warden(folder, wrap={"seed": 1, "reserve": 0}, cadence=1)
-saving = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=4, save_top_k=-1)
-made = trainer(folder, watching, saving, devices=2, strategy="ddp", max_epochs=2, gradient_clip_val=0.5)
+saving = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=2, save_top_k=-1)
+made = trainer(folder, watching, saving, devices=2, strategy="ddp", max_epochs=int(sys.argv[2]), gradient_clip_val=0.5)
 made.fit(Module(), loader(shuffle=True), ckpt_path=watching.checkpoint())
 sys.stdout.flush()
 os._exit(1 if watching.notices else 0)  # torch sometimes aborts while the interpreter exits
@@ -179,35 +179,33 @@ os._exit(1 if watching.notices else 0)  # torch sometimes aborts while the inter
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_data_and_the_norm_and_have_their_own_losses(tmp_path: Path) -> None:
+def test_two_processes_share_the_data_and_the_norm_have_their_own_losses_and_go_on_in_the_middle_of_an_epoch(
+    tmp_path: Path,
+) -> None:
     """Lightning's own launcher starts the second rank, and gives the loader a distributed sampler."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    for epochs in ("1", "2"):  # three steps; then on from the checkpoint of the second
+        command = [sys.executable, str(script), str(tmp_path), epochs]
+        ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert ran.returncode == 0, ran.stderr[-3000:]
     first, second = ([line for line in lines(tmp_path, rank=rank) if isinstance(line, Step)] for rank in (0, 1))
-    assert [record.step for record in first] == [record.step for record in second] == list(range(1, 7))
-    for epoch in (first[:3], second[:3]), (first[3:], second[3:]):
-        drawn = [
-            position for ranges in epoch for record in ranges for pair in record.samples for position in range(*pair)
-        ]
-        assert sorted(drawn) == list(range(24))
+    assert [record.step for record in first] == [record.step for record in second] == [1, 2, 3, 3, 4, 5, 6]
+    for part in slice(0, 3), slice(4, 7):
+        ranges = [pair for record in (*first[part], *second[part]) for pair in record.samples]
+        assert sorted(position for pair in ranges for position in range(*pair)) == list(range(24))
+    for records_of in (first, second):  # step 3 is made again with its own data
+        assert records_of[2].samples == records_of[3].samples
+        assert records_of[2].value("rank_loss") == records_of[3].value("rank_loss")
     for one, other in zip(first, second, strict=True):
         assert one.value("grad_norm") == pytest.approx(other.value("grad_norm"), rel=1e-6)
         assert one.value("rank_loss") != other.value("rank_loss")
         assert one.value("clip_ratio") == pytest.approx(one.value("grad_norm") / 0.5, rel=1e-5)  # type: ignore[operator]
-    starts = [events(tmp_path, "start", rank=rank)[0].fields for rank in (0, 1)]
-    assert [start["world_size"] for start in starts] == [2, 2]
-    assert starts[0]["start_id"] == starts[1]["start_id"]
-    assert checkpoints(tmp_path) == [(4, "step=4.ckpt")]
+    starts = [events(tmp_path, "start", rank=rank) for rank in (0, 1)]
+    assert [start.fields["world_size"] for start in starts[0]] == [2, 2]
+    assert [start.fields["start_id"] for start in starts[0]] == [start.fields["start_id"] for start in starts[1]]
+    assert checkpoints(tmp_path) == [(step, f"step={step}.ckpt") for step in (2, 4, 6)]
 
 
 @pytest.mark.slow
