@@ -173,8 +173,13 @@ def test_an_evaluation_before_the_first_step_is_a_phase_too(tmp_path: Path) -> N
     trainer(
         tmp_path, [warden(tmp_path)], max_steps=1, eval_dataset=rows(8), eval_strategy="steps", eval_on_start=True
     ).train()
-    told = [(event.kind, event.step, event.fields.get("phase")) for event in events(tmp_path)][:4]
-    assert told == [("start", 0, None), ("phase", 0, "evaluation"), ("phase", 0, "init"), ("evaluation", 0, None)]
+    seen = [event for event in events(tmp_path) if event.kind in ("start", "phase", "evaluation")]
+    assert [(event.kind, event.step, event.fields.get("phase")) for event in seen][:4] == [
+        ("start", 0, None),
+        ("phase", 0, "evaluation"),
+        ("phase", 0, "init"),
+        ("evaluation", 0, None),
+    ]
 
 
 def test_checkpoints_are_reported_whole_with_their_step_and_again_when_they_are_deleted(tmp_path: Path) -> None:
