@@ -50,20 +50,19 @@ def main(steps: int = 30) -> None:
         if len(micro_batches) < MICRO_BATCHES:
             batches = iter(loader)  # the next epoch
             continue
-        losses = []
         for batch in micro_batches:
             with torch.autocast("cpu", dtype=torch.float16):
                 logits = model(batch[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
             scaler.scale(loss / MICRO_BATCHES).backward()
-            losses.append(loss.detach())
+            exporter.micro(loss)  # as it is before the division; the step's loss is their mean
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         schedule.step()
-        exporter.step(torch.stack(losses))  # the mean of the micro-batches; once per optimizer step
+        exporter.step()  # once per optimizer step
         step = exporter.global_step
         if step % EVERY == 0:
             path = FOLDER / f"step-{step}.pt"
@@ -74,7 +73,7 @@ def main(steps: int = 30) -> None:
             aside.rename(path)  # whole, or not there
             exporter.checkpoint(step, path)
     exporter.close()
-    print(f"steps {begun + 1} to {exporter.global_step}, last loss {float(torch.stack(losses).mean()):.3f}")
+    print(f"steps {begun + 1} to {exporter.global_step}, last loss {float(loss.detach()):.3f}")
 
 
 if __name__ == "__main__":
