@@ -76,8 +76,8 @@ def has_factors(group: Group, steps: Sequence[Any]) -> bool:
 
 def adam_factors(
     optimizer: torch.optim.Optimizer, group: Group, steps: Sequence[Any]
-) -> tuple[Tensor, list[Tensor], Tensor | float]:
-    """Return what turns :func:`adam_directions` into updates: (rates, epsilons, decay), the first two by optimizer step count.
+) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Return what turns :func:`adam_directions` into updates: (rates, epsilons, decay), the first two 1-D, by optimizer step count.
 
     With c1 and c2 the bias corrections and k = lr * weight_decay, a rate (float64) is lr * sqrt(c2) / c1 / (1 - k), an epsilon
     eps * sqrt(c2) and the decay k / (1 - k). A parameter's size after the update is what is there; the division by 1 - k
@@ -93,7 +93,7 @@ def adam_factors(
     decay = _decay(optimizer, group)
     roots = (1 - beta2**counts).sqrt()
     rates = group["lr"] * roots / ((1 - beta1**counts) * (1 - decay))
-    return rates, list((group["eps"] * roots).unbind()), decay / (1 - decay)
+    return rates, group["eps"] * roots, decay / (1 - decay)
 
 
 def _decay(optimizer: torch.optim.Optimizer, group: Group) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trainwarden.exporter.measure import DEVICE_BLOCK, flat
+from trainwarden.exporter.measure import DEVICE_BLOCK, flat, many_small, sums_of
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched
@@ -26,13 +26,13 @@ class GradZero(Probe):
 
     def before(self, update: Update) -> None:
         """Count the elements that are not zero."""
-        counts: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+        places: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
         for index, gradient in zip(update.indices, update.gradients, strict=True):
-            indices, members = counts.setdefault(gradient.device, ([], []))
+            indices, members = places.setdefault(gradient.device, ([], []))
             indices.append(index)
-            members.append(_nonzero(gradient))
-        for indices, members in counts.values():
-            update.sheet.add("grad_nonzero", torch.stack(members), np.array(indices, dtype=np.int64))
+            members.append(gradient)
+        for indices, members in places.values():
+            update.sheet.add("grad_nonzero", _counts(members), np.array(indices, dtype=np.int64))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the shares, unless the step was skipped."""
@@ -61,6 +61,12 @@ class GradZero(Probe):
             if elements > 0:
                 found[group] = max(0.0, 1.0 - totals[f"grad_nonzero.{group}"] / elements)
         return {"grad_zero_ratio": found} if found else {}
+
+
+def _counts(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if not many_small(tensors):
+        return torch.stack([_nonzero(tensor) for tensor in tensors])
+    return sums_of(tensors, lambda elements: elements != 0)
 
 
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:

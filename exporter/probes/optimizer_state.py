@@ -7,7 +7,7 @@ room. On a CPU the pass goes block by block through the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,19 @@ from trainwarden.exporter.intended import (
     sgd_update,
     shares,
 )
-from trainwarden.exporter.measure import DEVICE_BLOCK, HOST_ALONE, HOST_BLOCK, blocks, foreach_norm, full_precision
+from trainwarden.exporter.measure import (
+    DEVICE_BLOCK,
+    HOST_ALONE,
+    HOST_BLOCK,
+    SMALL,
+    accumulation,
+    blocks,
+    end_to_end,
+    full_precision,
+    norms_of,
+    segment_sums,
+    segments,
+)
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
@@ -43,10 +55,16 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 @dataclass(slots=True)
 class _Chunk:
-    """Blocks of one device and one parameter group that are worked on together."""
+    """Blocks of one device and one parameter group that are worked on together.
+
+    On a CPU small tensors are ``packed``: they are laid end to end, and what is made of them is summed piece by piece. Then
+    ``epsilons`` has one number for each.
+    """
 
     device: torch.device
+    packed: bool = False
     size: int = 0
+    numbers: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
     lists: dict[str, list[Tensor]] = field(default_factory=dict)
 
@@ -56,11 +74,11 @@ class _Chunk:
         for name, tensor in parts.items():
             self.lists.setdefault(name, []).append(tensor)
 
-    def put(self, found: Found, name: str, numbers: list[Tensor]) -> None:
+    def put(self, found: Found, name: str, numbers: Tensor) -> None:
         """Note a number of each block."""
         indices, known = found.setdefault((self.device, name), ([], []))
         indices.extend(self.indices)
-        known.extend(numbers)
+        known.append(numbers)
 
 
 class OptimizerState(Probe):
@@ -94,24 +112,12 @@ class OptimizerState(Probe):
         for group in update.optimizer.param_groups:
             members = [(place[id(parameter)], parameter) for parameter in group["params"] if id(parameter) in place]
             for chunk in _chunks(update, group, members):
-                lists = chunk.lists
-                chunk.put(found, "weight_norms", foreach_norm(lists["param"], wide["weight"]))
-                for moment in MOMENTS:
-                    if moment in lists:
-                        chunk.put(found, f"moment_norms.{moment}", foreach_norm(lists[moment], wide[moment]))
-                if "epsilon" in lists and lists.keys() >= set(MOMENTS):
-                    second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
-                    directions = adam_directions(lists["exp_avg"], second, lists["epsilon"])
-                    pairs = zip(directions, full_precision(lists["param"]), strict=True)
-                    chunk.put(found, "direction_products", [torch.dot(direction, param) for direction, param in pairs])
-                    chunk.put(found, "direction_norms", foreach_norm(directions, wide["update"]))
-                elif is_sgd(update.optimizer):
-                    buffers = lists.get("momentum_buffer") if group["momentum"] else None
-                    moved = sgd_update(group, lists["param"], lists.get("grad", []), buffers)
-                    chunk.put(found, "update_norms", foreach_norm(moved, wide["update"]))
-        for (_, name), (indices, norms) in found.items():
+                look = _look_packed if chunk.packed else _look
+                for name, numbers in look(chunk, group, is_sgd(update.optimizer), wide):
+                    chunk.put(found, name, numbers)
+        for (_, name), (indices, numbers_of) in found.items():
             entry, _, moment = name.partition(".")
-            update.sheet.add(entry, torch.stack(norms), (moment, np.array(indices, dtype=np.int64)))
+            update.sheet.add(entry, torch.cat(numbers_of), (moment, np.array(indices, dtype=np.int64)))
         if not is_known(update.optimizer):
             update.sheet.host["update_unknown"] = True
         which = np.array(update.indices, dtype=np.int64)
@@ -237,6 +243,56 @@ class OptimizerState(Probe):
         return found
 
 
+def _look(chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bool]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is measured of a chunk by its name, a number for each block."""
+    lists = chunk.lists
+    yield "weight_norms", norms_of(lists["param"], wide["weight"])
+    for moment in MOMENTS:
+        if moment in lists:
+            yield f"moment_norms.{moment}", norms_of(lists[moment], wide[moment])
+    if "epsilon" in lists and lists.keys() >= set(MOMENTS):
+        second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
+        directions = adam_directions(lists["exp_avg"], second, lists["epsilon"])
+        pairs = zip(directions, full_precision(lists["param"]), strict=True)
+        yield "direction_products", torch.stack([torch.dot(direction, param) for direction, param in pairs])
+        yield "direction_norms", norms_of(directions, wide["update"])
+    elif sgd:
+        buffers = lists.get("momentum_buffer") if group["momentum"] else None
+        yield (
+            "update_norms",
+            norms_of(sgd_update(group, lists["param"], lists.get("grad", []), buffers), wide["update"]),
+        )
+
+
+def _look_packed(
+    chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bool]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the same of small tensors on a CPU, in as many calls however many they are. Sums are in float64."""
+    sizes = [tensor.numel() for tensor in chunk.lists["param"]]
+    of = segments(sizes)
+    laid = {name: end_to_end(tensors) for name, tensors in chunk.lists.items() if name != "epsilon"}
+    whole = {name: elements.to(accumulation(elements)) for name, elements in laid.items()}
+
+    def norm(elements: Tensor) -> Tensor:
+        return segment_sums(elements.double().square(), sizes, of).sqrt_()
+
+    yield "weight_norms", norm(whole["param"])
+    for moment in MOMENTS:
+        if moment in whole:
+            yield f"moment_norms.{moment}", norm(whole[moment])
+    if "epsilon" in chunk.lists and whole.keys() >= set(MOMENTS):
+        second = whole["max_exp_avg_sq"] if group["amsgrad"] else whole["exp_avg_sq"]
+        (epsilons,) = chunk.lists["epsilon"]
+        directions = whole["exp_avg"] / second.sqrt().add_(epsilons[torch.tensor(chunk.numbers)][of])
+        yield "direction_products", segment_sums(directions.double() * whole["param"], sizes, of)
+        yield "direction_norms", norm(directions)
+    elif sgd:
+        gradients = [whole["grad"]] if "grad" in whole else []
+        buffers = [whole["momentum_buffer"]] if group["momentum"] and "momentum_buffer" in whole else None
+        (moved,) = sgd_update(group, [whole["param"]], gradients, buffers)
+        yield "update_norms", norm(moved)
+
+
 def _root_mean(of_group: tuple[float, float]) -> float:
     square, elements = of_group
     return math.sqrt(square / elements) if square >= 0 else math.nan
@@ -252,7 +308,8 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     states = [update.optimizer.state.get(parameter, {}) for _, parameter in members]
     adam = bool(states) and is_adam(update.optimizer) and all("exp_avg_sq" in state for state in states)
     adam = adam and has_factors(group, [state["step"] for state in states])
-    epsilons: list[Tensor] = []
+    epsilons: Tensor | None = None
+    by_number: Sequence[Tensor] = ()
     if adam:
         rates, epsilons, decay = adam_factors(update.optimizer, group, [state["step"] for state in states])
         which = np.array([update.indices[at] for at, _ in members], dtype=np.int64)
@@ -262,7 +319,7 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
         else:
             update.sheet.host.setdefault("adam_decays", []).append((which, decay))
     names = _needed(update, group, states, adam)
-    open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str]], _Chunk] = {}
+    open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str], bool], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
         tensors = {"param": local(parameter)}
         for name in names:
@@ -270,12 +327,15 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
             if _usable(value, tensors["param"]):
                 tensors[name] = local(value)
         device = tensors["param"].device
-        key = (device, tensors["param"].dtype, frozenset(tensors))
+        small = device.type == "cpu" and tensors["param"].numel() <= SMALL
+        key = (device, tensors["param"].dtype, frozenset(tensors), small)
         limit = HOST_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-        for parts in blocks(tensors):
+        if epsilons is not None and not small and not by_number:
+            by_number = epsilons.unbind()
+        for parts in (tensors,) if small else blocks(tensors):
             size = parts["param"].numel()
-            if adam:
-                parts["epsilon"] = epsilons[number]
+            if epsilons is not None and not small:
+                parts["epsilon"] = by_number[number]
             chunk = open_chunks.get(key)
             if chunk is not None and chunk.size + size > limit:
                 yield open_chunks.pop(key)
@@ -286,7 +346,10 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
                 yield alone
                 continue
             if chunk is None:
-                chunk = open_chunks[key] = _Chunk(device)
+                chunk = open_chunks[key] = _Chunk(device, packed=small)
+                if epsilons is not None and small:
+                    chunk.lists["epsilon"] = [epsilons]
+            chunk.numbers.append(number)
             chunk.add(update.indices[at], size, parts)
     yield from open_chunks.values()
 

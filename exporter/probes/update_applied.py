@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainwarden.exporter.intended import shares
-from trainwarden.exporter.measure import flat, foreach_norm, full_precision
+from trainwarden.exporter.measure import flat, foreach_norm, full_precision, segment_sums, segments
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
 from trainwarden.exporter.watched import Watched, local
@@ -56,8 +56,9 @@ class UpdateApplied(Probe):
             sizes = [-(-tensor.numel() // stride) for _, tensor, stride in members]
             which = np.array([index for index, _, _ in members], dtype=np.int64)
             meta = (which, np.array(sizes, dtype=np.float64))
+            of = segments(sizes) if after.device.type == "cpu" else None
             for name, values in (("applied_norms", after - before), ("applied_weights", after)):
-                update.sheet.add(name, torch.stack(foreach_norm(list(torch.split(values, sizes)))), meta)
+                update.sheet.add(name, _norms(values, sizes, of), meta)
 
     def _buckets(self, update: Update) -> list[list[tuple[int, Tensor, int]]]:
         """Return (index, tensor, stride) of the parameters by device and type."""
@@ -125,3 +126,10 @@ class UpdateApplied(Probe):
             indices.append(which)
             squares.append(values**2 / sizes * self._watched.sizes_of(which))
         return np.concatenate(indices), np.concatenate(squares)
+
+
+def _norms(values: Tensor, sizes: list[int], of: Tensor | None) -> Tensor:
+    """Return the L2 norms of pieces that lie end to end."""
+    if of is None:
+        return torch.stack(foreach_norm(list(torch.split(values, sizes))))
+    return segment_sums(values.double().square(), sizes, of).sqrt_()
