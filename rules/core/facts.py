@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
+from .broken import Broken
 from .events import Events
 from .makeup import Moved
 from .planned import Announced, baseline_from
@@ -110,6 +111,7 @@ class Facts:
     samples: tuple[tuple[int, int], ...] = ()  #: what the onset's step consumed
     traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
     events: Events = field(default_factory=Events)  #: what happened beside the steps
+    broken: tuple[Broken, ...] = ()  #: modules that were the first without a finite value, all of one step
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 
     @property

@@ -197,7 +197,8 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         return  # the plan was made of what was comparable; a planned change does not speak against it
     facts = facts_of(incident, alive, run)
     cause = conclude(incident, facts, settings.persist_steps)
-    _place_in_groups(alive, incident)
+    if not facts.broken:  # whose modules are known
+        _place_in_groups(alive, incident)
     if incident.excused:
         turn.touch(incident)
         heal(turn, incident, facts, record.time)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from . import broken
 from .facts import Facts
 from .machines import Machines, first_failed, listed
 from .ranks import NEAR, REMEMBERED, Whose, named, whose
@@ -57,6 +58,8 @@ def _about(incident: Incident, alive: Alive) -> tuple[list[Kind], int | None]:
 def tell(incident: Incident, facts: Facts) -> None:
     """Write the incident's scope: all ranks that stood out, and the hosts of those that did first."""
     where = facts.whose
+    if facts.broken:
+        incident.groups, incident.modules = broken.scope(facts.broken)
     ranks = _stood_out(incident, where)
     if "mismatch" in facts.offered:
         ranks.update(where.differ)

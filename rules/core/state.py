@@ -19,6 +19,7 @@ from trainwarden.record import Ranges
 
 from .baseline import Baseline
 from .block import Parent
+from .broken import Broken
 from .events import Events
 from .facts import Finding
 from .groups import GroupNorms
@@ -277,6 +278,7 @@ class Alive(Struct):
     incidents: int = 0
     ranks: RankWatch = field(default_factory=RankWatch)
     machines: Machines = field(default_factory=Machines)
+    broken: list[Broken] = field(default_factory=list)
     changes: list[Announced] = field(default_factory=list)
     next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends
 

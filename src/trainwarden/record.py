@@ -120,6 +120,7 @@ EVENT_KINDS = (
     "epoch",
     "lr_phase",
     "batch_size",
+    "nonfinite",
 )
 
 Line: TypeAlias = Header | Step | Event

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwarden.rules.core.broken import sentence
 from trainwarden.rules.core.facts import Facts, Finding
 
 
 def find(facts: Facts) -> list[Finding]:
+    """Return a finding where the first abnormal record is a non-finite one, and the module that was the first, where one is known."""
+    found = _of_values(facts)
+    if facts.broken:
+        found.append(Finding(kind="first_module", step=facts.broken[0].step, says=sentence(facts.broken)))
+    return found
+
+
+def _of_values(facts: Facts) -> list[Finding]:
     """Return a finding where the first abnormal record is a non-finite one."""
     grad = facts.trace.column("grad_norm")[facts.rows]
     grad_bad = facts.trace.measured("grad_norm")[facts.rows] & ~np.isfinite(grad)
