@@ -11,6 +11,7 @@ Two ways to say what was handed out: iterate it (a loop of one's own), or :meth:
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ def _its() -> Any:
     return data_loader
 
 
+def is_prepared(loader: Any) -> bool:
+    """Say whether Accelerate prepared this loader. Where Accelerate was never imported, it did not."""
+    its = sys.modules.get("accelerate.data_loader")
+    return its is not None and type(loader) in (its.DataLoaderShard, its.DataLoaderDispatcher)
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a loader cuts its data set. ``batch`` is samples of one rank and batch, 0 where nobody says.
@@ -64,8 +71,7 @@ class Cut:
 def read_cut(loader: Any) -> Cut:
     """Read how a prepared loader cuts its data set."""
     rank, world = ranks()
-    is_prepared = type(loader) in (_its().DataLoaderShard, _its().DataLoaderDispatcher)
-    if not is_prepared and not isinstance(loader, DataLoader):
+    if not is_prepared(loader) and not isinstance(loader, DataLoader):
         return Cut(None, 0, rank, world, None, None, f"{type(loader).__name__} is no DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         return Cut(None, loader.batch_size or 0, rank, world, None, None, "its data set is iterable")
@@ -84,7 +90,7 @@ def read_cut(loader: Any) -> Cut:
     why = _why_not(sampler, rows)
     if type(loader) is _its().DataLoaderDispatcher:
         why = why or "one rank reads for all of them (dispatch_batches)"
-    elif world > 1 and not is_prepared:
+    elif world > 1 and not is_prepared(loader):
         why = why or "it was not prepared by Accelerate, so that nobody knows which part each rank reads"
     elif not loader.in_order:
         why = why or "in_order=False: batches out of order have no position"
@@ -256,7 +262,7 @@ class PreparedLoader:
                 return self._pass(self._passes, iter(()))
             loader = _its().skip_first_batches(loader, gone)
         for each in (self._loader, loader):
-            if type(each) in (_its().DataLoaderShard, _its().DataLoaderDispatcher):
+            if is_prepared(each):
                 each.set_epoch(self._epoch)
         if _is_seeded(self._cut.sampler):  # which set_epoch does not reach behind a skip
             self._cut.sampler.set_epoch(self._epoch)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from .map_style import MapStyleLoader, read_blueprint
 from .order import OrderFunction
 from .plain import PlainLoader
+from .prepared import PreparedLoader, is_prepared
 from .shards import Shards
 from .skips import Skips
 from .stateful import StatefulLoader
@@ -44,11 +45,18 @@ def watch(
     Raises:
         TypeError, ValueError: an argument is of no use; the message names it.
     """
-    if isinstance(loader, MapStyleLoader | StatefulLoader | PlainLoader):
+    if isinstance(loader, MapStyleLoader | StatefulLoader | PlainLoader | PreparedLoader):
         raise TypeError("wrap: this loader is watched already; wrap the one that it was made from")
     if not hasattr(loader, "__iter__"):
         raise TypeError(f"wrap: {type(loader).__name__} is no loader: it cannot be iterated")
     wanted = skips or Skips()
+    if is_prepared(loader):  # before it is asked for a state_dict, which it has the method for and nothing in it
+        prepared = PreparedLoader(
+            loader, skips=wanted, order_seed=seed, shards=shards, reserve=reserve, dataset=dataset
+        )
+        if order is not None:
+            prepared.notices.append("loader: Accelerate prepared it and keeps its order; the one given is not used")
+        return prepared
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         stateful = StatefulLoader(loader, dataset=dataset, skips=wanted, rank=rank, world=world)
         if order is not None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
-from trainwarden.exporter.loader import Excluded, LoaderStateError, Skip, Skips, WatchedLoader
+from trainwarden.exporter.loader import Excluded, LoaderStateError, Skip, Skips, WatchedLoader, watch
 from trainwarden.exporter.loader.prepared import PreparedLoader
 from trainwarden.exporter.loader.rebuilt import Rebuilt
 from trainwarden.plan import Exclusion
@@ -254,3 +254,16 @@ def test_an_epoch_that_accelerate_forgets_behind_a_resume_is_told_and_skips_hold
     first = next(iter(other)).tolist()
     assert first[2:] == skipping.rows(1, range(2, 4)).tolist()
     assert first[:2] != skipping.rows(1, range(2)).tolist()
+
+
+def test_whoever_wraps_a_prepared_loader_follows_it() -> None:
+    loader = watch(prepared(50, 4), order="sequential")
+    assert isinstance(loader, PreparedLoader)
+    assert loader.replayable
+    assert any("keeps its order" in notice for notice in loader.notices)
+    with pytest.raises(TypeError, match="watched already"):
+        watch(loader)
+    shuffled = watch(
+        prepare_data_loader(DataLoader(Numbers(50), batch_size=4, shuffle=True), put_on_device=False), seed=5
+    )
+    assert (shuffled.replayable, shuffled.state_dict()["seed"]) == (True, 5)
