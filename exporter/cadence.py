@@ -51,7 +51,7 @@ class Cadence:
 
     def look(self, step: Step) -> None:
         """Arm if the record looks odd: non-finite, skipped, or far from its own recent average."""
-        if step.value("skipped") or step.value("clip_ratio") == math.inf:
+        if step.value("skipped") or step.value("clip_ratio") == math.inf or step.value("nonfinite", "activation"):
             self.arm(step.step)
         for name, factor in ODD_FACTOR.items():
             value = step.value(name)

@@ -191,3 +191,34 @@ def test_of_a_model_without_blocks_the_parameters_tell_of_the_way_back(tmp_path:
     steps(exporter, tmp_path)
     (event,) = events(tmp_path, "nonfinite")
     assert event.fields == {"module": "0", "stage": "backward", "group": "other", "parameter": "0.weight"}
+
+
+def test_a_value_inside_that_is_not_finite_has_the_next_steps_watched_closely(tmp_path: Path) -> None:
+    model = gpt()
+
+    def overflow() -> Any:  # the next block's mask takes it away again: loss and gradients stay finite
+        handles = [
+            model.h[1].register_forward_hook(spoil_forward, prepend=True),
+            model.h[2].register_forward_pre_hook(
+                lambda module, args: (torch.nan_to_num(args[0].detach(), posinf=0.0),)
+            ),
+        ]
+        return Both(handles)
+
+    run(tmp_path, model, {3: overflow}, count=60, watch_steps=50)
+    records = [line for line in lines(tmp_path) if isinstance(line, Step)]
+    due = [record.step for record in records if "activation_rms" in record.signals]
+    assert math.isfinite(records[2].value("loss") or math.nan)
+    assert records[2].value("nonfinite", "activation") == 1.0
+    assert len([step for step in due if step % 10 and step > 3]) > 20
+
+
+class Both:
+    """Several handles as one."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
