@@ -137,7 +137,7 @@ class Watched:
         """Take over that ``alike`` ranks train the same parameters as this one, and whether all do."""
         self.split, self.undecided = self.split or not all_alike, False
         sizes = {size for size in map(mesh_size, self.params) if size is not None}
-        if self.untold is None and sizes - {alike}:
+        if self.untold is None and sizes and max(sizes) != alike:  # where one covers them all, they train one model
             self.untold = (
                 f"parameters are split over {sorted(sizes)} ranks, and {alike} ranks have parameters of these names"
             )

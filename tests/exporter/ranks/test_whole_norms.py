@@ -28,6 +28,10 @@ class Case:
     def name(self) -> str:
         return f"{self.mode}-{self.optimizer}-{'clipped' if self.clipped else 'free'}-{self.width}"
 
+    def data(self, rank: int) -> int:
+        """Which part of the data a rank reads: the two of a pair that splits its products read the same."""
+        return rank // 2 if self.mode == "tp" else rank
+
 
 CASES = (
     Case("fsdp2", "adamw", True),
@@ -35,6 +39,8 @@ CASES = (
     Case("fsdp2", "sgd", True, width=6),
     Case("fsdp2", "sgd", False),
     Case("hsdp", "adamw", True),
+    Case("tp", "adamw", False),
+    Case("tp", "sgd", False),  # torch does not clip gradients of two meshes together
     Case("ddp", "adamw", True),
     Case("ddp", "sgd", False),
 )
@@ -42,6 +48,8 @@ CASES = (
 BODY = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 def spread(model, mode):
@@ -51,6 +59,10 @@ def spread(model, mode):
         return fully_shard(model)
     if mode == "hsdp":
         return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    if mode == "tp":  # two of the products are split over pairs of ranks, the rest is copied; all of it is sharded between pairs
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "pairs"))
+        plan = {"attn": ColwiseParallel(output_layouts=Replicate()), "mlp": RowwiseParallel(input_layouts=Replicate())}
+        return fully_shard(parallelize_module(model, mesh["pairs"], plan), mesh=mesh["shards"])
     return DistributedDataParallel(model)
 
 for mode, kind, clipped, width in CASES:
@@ -63,7 +75,7 @@ for mode, kind, clipped, width in CASES:
     exporter = watch(model, optimizer, folder, run=name, cadence=3)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
-        loss = loss_of(model, 10 * step + rank)
+        loss = loss_of(model, 10 * step + (rank // 2 if mode == "tp" else rank))
         loss.backward()
         if clipped:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -95,7 +107,7 @@ def one_process(folder: Path, case: Case) -> list[Step]:
     exporter = watch(model, optimizer, folder, run="one", cadence=3)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
-        loss = torch.stack([loss_of(model, 10 * step + rank) for rank in range(WORLD)]).mean()
+        loss = torch.stack([loss_of(model, 10 * step + case.data(rank)) for rank in range(WORLD)]).mean()
         loss.backward()
         if case.clipped:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
