@@ -73,7 +73,13 @@ class Signal:
 
 
 SIGNALS: tuple[Signal, ...] = (
-    Signal("loss", "nats per token", "Loss of the step's batch, before the update.", "train_loss", reduce="mean"),
+    Signal(
+        "loss",
+        "nats per token",
+        "Loss of the step's batch, before the update; of several ranks the mean.",
+        "train_loss",
+        reduce="mean",
+    ),
     Signal(
         "loss_expected",
         "nats per token",
