@@ -113,6 +113,8 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
             for key, column in _columns(own):
                 if len(key) == 1 or key[1:] == ("all",):
                     ranks[key[0], rank] = column
+                elif key[0] == "source_share" and len(key) == 2:  # what a rank read may differ from what the others did
+                    ranks[f"source_share.{key[1]}", rank] = column
         for rank, column in _overlap(by_rank):
             ranks["sample_overlap", rank] = column
     return Block(

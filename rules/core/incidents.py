@@ -39,6 +39,8 @@ LEVEL_RECORDS = 20
 SPIKE_CLAIMS = ("transient_spike",)
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
+#: Steps after a piece of information was opened from which what befalls one rank is another event.
+RANK_STEPS = 2
 #: Verdicts of rules that compare long windows: they hold long after what they see began.
 OF_WINDOWS = ("level_shift", "drift")
 #: Findings that stand in the summary.
@@ -67,7 +69,7 @@ def fired(turn: Turn, run: Run, alive: Alive, record: Step, change: Change, with
         says = "An alert that the planned change does not excuse opened an incident of its own."
         close(turn, incident, record.time, record.step, "inconclusive", says)
         incident = None
-    if incident is not None and _outgrown(incident, severity, change.since, turn.settings.heal_steps):
+    if incident is not None and _outgrown(incident, severity, change, turn.settings.heal_steps):
         close(turn, incident, record.time, record.step, "recovered", "A graver alert opened an incident of its own.")
         incident = None
     fresh = incident is None
@@ -130,17 +132,20 @@ def resolved(turn: Turn, run: Run, alive: Alive, record: Step, change: Change) -
         turn.note(incident, record.time, record.step, f"{change.rule} is over{unknown}.")
 
 
-def _outgrown(incident: Incident, severity: str, since: int, heal_steps: int) -> bool:
+def _outgrown(incident: Incident, severity: str, change: Change, heal_steps: int) -> bool:
     """Say whether a graver alert is another event than a piece of information before it.
 
     It is if the information was over when it began, or had lasted for long: a rule that always fires must not swallow it.
-    The same holds for what a run has for ever, a period or a drift.
+    The same holds for what a run has for ever, a period or a drift; and what befalls one rank does not begin with a hard batch of all.
     """
+    since = change.since
     if rank(severity) <= rank(incident.severity):
         return False
     if incident.severity != "info":
         firing = [seen.verdict for seen in incident.rules.values() if seen.firing]
         return bool(firing) and all(verdict in STANDING for verdict in firing) and since > incident.opened_step
+    if change.labels.get("scope") == "ranks" and since > incident.opened_step + RANK_STEPS:
+        return True
     return since > incident.last_active_step + INFO_HEALS or since - incident.opened_step > heal_steps
 
 

@@ -116,6 +116,7 @@ def _judge(
         while place < len(changes) and changes[place].row <= row:
             mine.append(changes[place])
             place += 1
+        mine.sort(key=lambda change: change.labels.get("scope") != "ranks")  # these say best what the others are about
         alive.unit_doubted = held is not None and bool(held[row])
         _one(turn, run, alive, one, mine)
         row += 1

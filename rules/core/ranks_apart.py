@@ -33,6 +33,8 @@ UNEVEN, SLOW = 1.5, 1.25
 FINGERPRINT: Mapping[str, float] = MappingProxyType(
     {"batch_longest_repeat_tokens": 3.0, "batch_unique_token_ratio": 1.25, "batch_supervised_tokens": 2.0}
 )
+#: By how much a source's share must be larger than on any other rank.
+MIX = 0.4
 #: Marks of one kind that are remembered, and the share of them that a rank must be in to be named.
 KEPT, SHARE = 64, 0.5
 
@@ -177,7 +179,22 @@ def unlike(block: Block, row: int, ranks: Sequence[int]) -> str:
         beyond = worst > high + (high - low) or worst < low - (high - low)
         if beyond and (worst > factor * high or worst * factor < low):
             said.append(f"{name} {worst:.4g} against {low:.4g} to {high:.4g}")
-    return ", ".join(said)
+    return ", ".join([*said, *_sources(block, row, ranks)])
+
+
+def _sources(block: Block, row: int, ranks: Sequence[int]) -> list[str]:
+    """Say of which sources the batch of these ranks holds far more than that of any other rank."""
+    shares: dict[str, tuple[list[float], list[float]]] = {}
+    for (signal, rank), column in block.ranks.items():
+        if signal.startswith("source_share.") and column.present[row]:
+            mine, others = shares.setdefault(signal.removeprefix("source_share."), ([], []))
+            (mine if rank in ranks else others).append(float(column.values[row]))
+    found = []
+    for source, (mine, others) in sorted(shares.items()):
+        high = max(others, default=0.0)
+        if mine and max(mine) > high + MIX:
+            found.append(f"{100 * max(mine):.0f} % of source {source} against {100 * high:.0f} % at most")
+    return found[:3]
 
 
 def _table(block: Block, name: str) -> tuple[list[int], Floats]:

@@ -68,6 +68,11 @@ def test_ten_thousand_small_parameters_and_one_without_elements_are_hashed() -> 
     assert int(hash_of(many)) != before
 
 
+def test_nothing_of_it_needs_a_value() -> None:
+    many = [torch.empty(300, 300, device="meta"), torch.empty(7, device="meta", dtype=torch.bfloat16)]
+    assert halves(hash_of([*many, torch.empty(5, 4, device="meta").t()])).shape == (2,)
+
+
 def reading(probe: ReplicaHash, watched: Watched, regular: bool) -> Reading:
     sheet = Sheet()
     probe.close(Closing(sheet=sheet, watched=watched, loss=None, regular=regular))

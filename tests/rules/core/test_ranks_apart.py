@@ -113,6 +113,13 @@ def test_a_batch_unlike_those_of_the_others_is_described() -> None:
     assert unlike(block(rows), 0, [1]) == ""
 
 
+def test_a_rank_that_reads_a_source_of_its_own_is_described() -> None:
+    mixes: list[dict[str, Value]] = [{"web": 0.5, "code": 0.5}, {"web": 0.6, "code": 0.4}, {"math": 1.0}, {"web": 1.0}]
+    rows = [{rank: {"source_share": mix} for rank, mix in enumerate(mixes)}]
+    assert unlike(block(rows), 0, [2]) == "100 % of source math against 0 % at most"
+    assert unlike(block(rows), 0, [0]) == ""
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(1, 59), max_size=6))
 def test_any_cut_of_the_records_gives_the_same_marks(seed: int, cuts: list[int]) -> None:
