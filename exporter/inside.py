@@ -12,6 +12,7 @@ looking, not the training.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import observer as observing
 from .blocks import Spot, find
@@ -33,6 +34,8 @@ from .watched import local
 
 #: Numbers of one step at most; beyond, those of several passes are put together on the device.
 NUMBERS = 4096
+#: Forward passes of one step that are looked at.
+PASSES = 1024
 #: Steps in a row without any forward, after there were some, from which that is said.
 SILENT = 3
 #: What a row of a compiled graph holds: a sum, the largest absolute value, the sum of squares, the number of elements.
@@ -101,6 +104,8 @@ class Inside:
         self._fired = False
         self._traced = False
         self._silent: int | None = None
+        #: The thread whose forwards are looked at: that which steps; before the first step, that of the first forward.
+        self._thread: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -170,7 +175,17 @@ class Inside:
         self._open = Pass(len(self._passes), grad and not evaluating, module.training, module)
         self._listen_on_the_slow_way(grad)
         if self._open.wanted:
-            self._passes.append(self._open)
+            self._keep(self._open)
+
+    def _keep(self, one: Pass) -> None:
+        """Count a pass to the step. Passes without end, in a step that is never closed, must not fill the memory."""
+        if len(self._passes) < PASSES:
+            self._passes.append(one)
+        else:
+            one.wanted = False
+            self._notices.say(
+                "passes", f"a step has more than {PASSES} forward passes: the later ones are not looked at"
+            )
 
     def left(self, module: nn.Module) -> None:
         """See :class:`exporter.hooks.modules.ModuleListener`."""
@@ -226,7 +241,7 @@ class Inside:
             self._follow(found, spot, given)
         else:
             found.put("watch", number, _watch(x, spot))
-        if not found.counts and given.requires_grad:
+        if not found.counts and given.requires_grad and not given.is_leaf:  # on a parameter, it would stay
             given.register_hook(found.commit)  # type: ignore[no-untyped-call]
 
     def _pass_of(self, spot: Spot) -> Pass | None:
@@ -239,7 +254,7 @@ class Inside:
             if not self._grad or self._observer is None or self._observer.phase == "evaluation":
                 return None
             found = self._open = Pass(len(self._passes), True, spot.module.training)
-            self._passes.append(found)
+            self._keep(found)
         found.seen.add(spot.number)
         return found if found.wanted else None
 
@@ -319,18 +334,34 @@ class Inside:
             return
         if not backward and torch._C._current_graph_task_id() != -1:
             return
+        grad = torch.is_grad_enabled()
+        if not backward and not self._on_its_thread(grad):
+            return
         began = time.perf_counter()
-        self._grad = torch.is_grad_enabled()
+        self._grad = grad
         try:
             if observing._capturing():
                 self._say_replay()
             elif torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None:
-                with torch.no_grad(), _beside_checkpointing():
+                with torch.no_grad(), _beside_modes():
                     function(*arguments)
         except Exception as error:
             self._fail("looking into the model", error)
         finally:
             observer.seconds += time.perf_counter() - began
+
+    def _on_its_thread(self, grad: bool) -> bool:
+        """Say whether this is the thread that trains. What several did at once would be taken for one pass."""
+        here = threading.get_ident()
+        if self._thread is None and grad:
+            self._thread = here
+        if self._thread == here:
+            return True
+        if grad:
+            self._notices.say(
+                "threads", "the model is called on another thread than the one that steps: that is not looked into"
+            )
+        return False
 
     def _say_replay(self) -> None:
         self._notices.say(
@@ -343,6 +374,7 @@ class Inside:
 
     def take(self, sheet: Sheet) -> None:
         """Put down what was seen since the last step, and begin anew."""
+        self._thread = threading.get_ident()
         try:
             self._take(sheet)
         except Exception as error:
@@ -416,13 +448,12 @@ def folded(packs: list[Pack]) -> list[Pack]:
     return found
 
 
-def _beside_checkpointing() -> AbstractContextManager[Any]:
-    """Selective checkpointing keeps results in their order, to give them back in that order: ours must not be among them."""
-    if torch._C._len_torch_dispatch_stack() and any(
-        type(mode).__name__ == "_CachingTorchDispatchMode" for mode in _get_current_dispatch_mode_stack()
-    ):
-        return _disable_current_modes()
-    return nullcontext()
+def _beside_modes() -> AbstractContextManager[Any]:
+    """Whatever takes note of the trainer's operations must not take note of ours.
+
+    Selective checkpointing gives results back in their order, a counter of operations counts them, a tracer writes them down.
+    """
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def _readable(tensor: Tensor) -> Tensor | None:

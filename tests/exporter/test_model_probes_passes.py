@@ -366,3 +366,17 @@ def test_autocast_does_not_change_what_is_measured_nor_is_it_changed(tmp_path: P
     assert outputs.of["h.1.attn"][0].dtype is torch.float64
     assert record.value("block_rms", "1") == pytest.approx(outputs.rms("h.1"), rel=1e-6)
     assert math.isfinite(record.value("attention_logit", "sampled") or math.nan)
+
+
+def test_passes_without_end_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainwarden.exporter import inside
+
+    monkeypatch.setattr(inside, "PASSES", 3)
+    model = gpt()
+    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=1e-3), tmp_path)
+    for step in range(6):
+        loss = loss_on(model, batch(step))
+    exporter.step(loss)
+    exporter.close()
+    (said,) = exporter.notices
+    assert "more than 3 forward passes" in said
