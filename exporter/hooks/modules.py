@@ -19,6 +19,9 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import Tensor, nn
 
+#: How deep a tensor is looked for in what a module gives back: a list may hold itself.
+DEPTH = 16
+
 
 class ModuleListener(Protocol):
     """Who wants to know. None of these may raise."""
@@ -153,6 +156,8 @@ class Gave(_Watching):
 
 def tensor_of(output: Any) -> Tensor | None:
     """Return the tensor that a module gave back, the first of several; None where there is none."""
-    while isinstance(output, tuple | list) and output:
+    for _ in range(DEPTH):
+        if not isinstance(output, tuple | list) or not output:
+            break
         output = output[0]
     return output if isinstance(output, torch.Tensor) else None
