@@ -122,10 +122,11 @@ def main() -> int:
             model = make_model()
             size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
             block = measure.HOST_BLOCK if blocks == "host" else measure.DEVICE_BLOCK
+            together = measure.SMALL if blocks == "host" else -1  # on a device small tensors are not laid end to end
             with (
                 tempfile.TemporaryDirectory() as folder,
-                mock.patch.multiple(measure, HOST_BLOCK=block),
-                mock.patch("trainwarden.exporter.probes.optimizer_state.HOST_BLOCK", block),
+                mock.patch.multiple(measure, HOST_BLOCK=block, SMALL=together),
+                mock.patch.multiple("trainwarden.exporter.probes.optimizer_state", HOST_BLOCK=block, SMALL=together),
             ):
                 peak = most(model, make, Path(folder), clip)
             bound = SHARE * size + BESIDE

@@ -130,7 +130,8 @@ def adam_squares(
 ) -> np.ndarray:
     """Return the squared norm of each update from those of direction and parameter and their inner product, parameter by parameter."""
     decayed = 2 * rates * decays * products + decays**2 * weights
-    squares: np.ndarray = rates**2 * directions + np.where(decays == 0, 0.0, decayed)  # whatever the parameter has become
+    squares: np.ndarray = rates**2 * directions
+    squares += np.where(decays == 0, 0.0, decayed)  # without decay it does not matter what the parameter has become
     return np.where(squares < 0, 0.0, squares)  # rounding; NaN stays NaN
 
 

@@ -148,8 +148,8 @@ def _host_norm(tensor: Tensor, wide: bool) -> Tensor:
         parts.append(torch.linalg.vector_norm(elements[:even].view(-1, ROW), 2.0, dim=1).double())
         if even < piece.numel():
             parts.append(torch.linalg.vector_norm(elements[even:], 2.0).double().reshape(1))
-    found = torch.linalg.vector_norm(torch.cat(parts), 2.0)
-    return found
+    whole: Tensor = torch.linalg.vector_norm(torch.cat(parts), 2.0)
+    return whole
 
 
 def flat(tensor: Tensor) -> Tensor:
