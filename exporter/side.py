@@ -111,11 +111,9 @@ class SideGroup(threading.Thread):
         self.hurry()
         if not self.is_alive():
             return
-        self.join(LEAVE_SECONDS)
-        group = self._group
-        if self.is_alive() and group is not None:
-            group.abort()  # a round that waits for a rank which will never come
-            self.join(LEAVE_SECONDS)
+        self.join(
+            LEAVE_SECONDS
+        )  # no longer: the round may wait for a rank that never comes, and the thread is a daemon
 
     # The thread's own.
 

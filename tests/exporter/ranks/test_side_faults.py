@@ -9,6 +9,7 @@ import pytest
 
 from tests.exporter.ranks.harness import Ranks, close, records, run
 from tests.exporter.runs import events
+from tests.real import wait_until
 from trainwarden.exporter.across import Layout
 from trainwarden.exporter.notices import Notices
 from trainwarden.exporter.side import SideGroup
@@ -232,6 +233,40 @@ for name in ("all", "one"):
             own = records(tmp_path, each.rank, name)
             assert len(own) == 10
             assert all(one.value("loss") == one.value("rank_loss") and not one.ranks for one in own)
+
+
+@pytest.mark.slow
+def test_closing_does_not_wait_for_a_rank_that_stands_still(tmp_path: Path) -> None:
+    body = """
+model = make()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+exporter = watch(model, optimizer, folder, side_timeout=60.0)
+until = time.monotonic() + 30
+while exporter._parts.side.rounds < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+say(ready=True)
+while not (folder / "stopped").exists() and time.monotonic() < until:
+    time.sleep(0.01)
+for step in range(1, 11):
+    loss = loss_of(model, step)
+    loss.backward()
+    optimizer.step()
+    exporter.step(loss)
+began = time.monotonic()
+exporter.close()
+say(closing=time.monotonic() - began, notices=exporter.notices)
+sys.exit(0)
+"""
+    with Ranks(body, tmp_path, world=2) as ranks:
+        for rank in range(2):
+            ranks.wait_said(rank, "ready")
+        ranks.kill(1, signal.SIGSTOP)
+        (tmp_path / "stopped").touch()
+        assert ranks.wait_said(0, "closing") < 10.0  # not the 60 seconds of a round
+        wait_until(lambda: ranks.processes[0].poll() is not None, 30.0)
+        assert ranks.processes[0].returncode == 0
+        assert ranks.said(0)["notices"] == []
+    assert [one.step for one in records(tmp_path, 0)] == list(range(1, 11))
 
 
 @pytest.mark.slow
