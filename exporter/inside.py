@@ -310,7 +310,7 @@ class Inside:
 
     def traced(self, x: Tensor, row: Tensor) -> None:
         """See :class:`exporter.hooks.modules.ModuleListener`."""
-        self._guarded(self._traced_one, x, row)
+        self._guarded(self._traced_one, x, row, traced=True)
 
     def _traced_one(self, x: Tensor, row: Tensor) -> None:
         observer = self._observer
@@ -327,15 +327,20 @@ class Inside:
             row[2].add_(norm * norm)
             row[3].add_(x.numel())
 
-    def _guarded(self, function: Callable[..., None], *arguments: Any, backward: bool = False) -> None:
-        """Call a function of ours, unless the forward is one of checkpointing's, or part of something larger."""
+    def _guarded(
+        self, function: Callable[..., None], *arguments: Any, backward: bool = False, traced: bool = False
+    ) -> None:
+        """Call a function of ours, unless the forward is one of checkpointing's, or part of something larger.
+
+        ``traced``: by an operator of a graph with gradients, which itself runs without them.
+        """
         observer = self._observer
         if observer is None or not observer.active:
             return
         if not backward and torch._C._current_graph_task_id() != -1:
             return
         grad = torch.is_grad_enabled()
-        if not backward and not self._on_its_thread(grad):
+        if not backward and not self._on_its_thread(grad or traced):
             return
         began = time.perf_counter()
         self._grad = grad
