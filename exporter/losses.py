@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,24 @@ class MicroLosses:
         if isinstance(weight, torch.Tensor) or weight:
             return total / weight
         return None
+
+
+def readable(loss: Any) -> Loss | None:
+    """Return a loss that a record can hold; None where there is none.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is no number, and no tensor of some.
+    """
+    if loss is None:
+        return None
+    if not isinstance(loss, torch.Tensor):
+        return float(loss)
+    value = local(loss)
+    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
+        raise TypeError(f"a tensor of type {value.dtype} and layout {value.layout}")
+    if not value.numel():
+        raise ValueError("a tensor without elements")
+    return loss
 
 
 def _number(value: Loss) -> Loss:

@@ -6,6 +6,7 @@ Nothing here reads a value, waits, or takes a lock. What goes wrong costs the si
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,12 +18,16 @@ from torch import Tensor, nn
 from .cadence import Cadence
 from .hooks import autocast, clipping, reduction, scaler
 from .hooks.reduction import Source
+from .losses import readable
 from .measure import norms
 from .notices import Notices
 from .probes.learning_rate import rates
 from .probes.probe import Closing, Probe, Update
 from .sheet import Capture, Sheet
 from .watched import Watched, local
+
+#: Steps in a row in which none of the optimizers stepped, after some did, from which that is said.
+STILL = 3
 
 
 class Beside(Protocol):
@@ -54,6 +59,8 @@ class Observer:
         self._open: dict[int, Update] = {}
         self._depth: dict[int, int] = {}
         self._updated: set[int] = set()
+        self._put: dict[int, list[Any]] = {}
+        self._still: int | None = None
         self._scalers: dict[int, Any] = {}
         self._handles: list[Any] = []
         self.active = True
@@ -110,6 +117,7 @@ class Observer:
         self._open.clear()
         self._depth.clear()
         self._updated.clear()
+        self._put.clear()
         self._opened = time.perf_counter()
 
     def close(self, loss: Tensor | float | None, consumed: Any, batches: Sequence[Any]) -> Sheet:
@@ -120,11 +128,29 @@ class Observer:
                 sheet.add("loss_scale.now", known._scale, id(known))
         for one in self.beside:
             one.take(sheet)
+        self._note_stillness(sheet)
+        try:
+            loss = readable(loss)
+        except Exception as error:
+            self._notices.fault("the loss that a step was given", error)
+            loss = None
         sheet.host["lr.factor"] = self.factor(self.step)
         closing = Closing(sheet=sheet, watched=self._watched, loss=loss, consumed=consumed, batches=batches)
         closing.regular = self._cadence.regular(self.step)
         self._show("close", closing)
         return sheet
+
+    def _note_stillness(self, sheet: Sheet) -> None:
+        if "updates" in sheet.host or "lr.nominal" in sheet.host:  # a step that a scaler skips has the latter alone
+            self._still = 0
+        elif self._still is not None:
+            self._still += 1
+            if self._still == STILL:
+                self._notices.say(
+                    "still",
+                    f"no optimizer that the exporter was given stepped in the last {STILL} steps: norms, updates and moments are "
+                    "absent. Was it replaced? Close the exporter and make another",
+                )
 
     def _show(self, moment: str, what: Any, due: bool = True) -> None:
         """Show something to each probe; one that fails is not asked again."""
@@ -153,7 +179,11 @@ class Observer:
             self.seconds += time.perf_counter() - began
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
+        depth = self._depth.get(id(optimizer), 0) + 1
+        if depth > 1 and not _within_a_step_of(optimizer):
+            self._guarded(self._break_off, optimizer)
+            depth = 1
+        self._depth[id(optimizer)] = depth
         if depth > 1 or not self.active:  # a subclass's step runs that of torch inside, and both tell
             return None
         closure = _closure(args, kwargs)
@@ -173,6 +203,15 @@ class Observer:
 
         self._open.pop(id(optimizer), None)  # of a step that was broken off
         return watched_closure
+
+    def _break_off(self, optimizer: torch.optim.Optimizer) -> None:
+        """The update that was begun ended with an exception: forget it, the one that begins now is the step's."""
+        self._open.pop(id(optimizer), None)
+        put = {id(entry) for entry in self._put.pop(id(optimizer), ())}
+        self.sheet.tensors = [entry for entry in self.sheet.tensors if id(entry) not in put]
+        if id(optimizer) in self._updated:
+            self._updated.discard(id(optimizer))
+            self.sheet.host["updates"] -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
@@ -198,7 +237,9 @@ class Observer:
         self._open[id(optimizer)] = update
         self._updated.add(id(optimizer))
         self.sheet.host["updates"] = self.sheet.host.get("updates", 0) + 1
+        before = len(self.sheet.tensors)
         self._show("before", update, due=self.sheet.due)
+        self._put[id(optimizer)] = self.sheet.tensors[before:]
 
     def _close_update(self, optimizer: torch.optim.Optimizer) -> None:
         update = self._open.pop(id(optimizer), None)
@@ -251,7 +292,7 @@ class Observer:
                 capture.clipped = True
                 capture.max_norm = max_norm
                 if total is not None:
-                    capture.total = total
+                    capture.total = _copy(total)  # a trainer may write into its own, to add up that of all ranks
                 self.clips = True
 
     def clipping_values(self, parameters: list[Tensor]) -> None:
@@ -339,6 +380,16 @@ def _with_closure(args: Any, kwargs: Any, closure: Callable[..., Any]) -> tuple[
     if "closure" in kwargs:
         return args, {**kwargs, "closure": closure}
     return (args[0], closure, *args[2:]), kwargs
+
+
+def _within_a_step_of(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether a ``step`` of this optimizer runs within another of it: as a subclass's does that calls torch's."""
+    frame, found = sys._getframe(1), 0
+    while frame is not None and found < 2:
+        known = frame.f_code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper"
+        found += known and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
 
 
 def _capturing() -> bool:

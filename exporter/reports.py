@@ -6,6 +6,7 @@ those of a step are. May be called from any thread: asynchronous saves end where
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from .notices import Notices
 from .sheet import Sheet
 from .staging import Staging
 from .watched import Watched, local
+
+#: The largest number of a step.
+LARGEST = 2**63 - 1
 
 
 class Reports:
@@ -103,11 +107,26 @@ class Reports:
     def _put(self, kind: str, step: int, fields: dict[str, Any], late: dict[str, Any] | None = None) -> None:
         if self._ended:
             return
-        happened = Happened(Event(kind=kind, time=time.time(), step=step, fields=fields), late)
+        number = _whole(step)
+        if number is None:  # a line that nobody could read
+            sentence = f"the step of an event {kind[:40]!r} is {str(step)[:40]!r}, no whole number"
+            if kind == "checkpoint":
+                raise ValueError(f"{sentence}: it is left out")
+            self._notices.say("step of an event", f"{sentence}: it is recorded without")
+        happened = Happened(Event(kind=kind, time=time.time(), step=number, fields=fields), late)
         if self._early is None:
             self._drain.submit(happened)
         else:
             self._early.append(happened)
+
+
+def _whole(step: Any) -> int | None:
+    """Return a step as a whole number of 64 bits, None where it is none."""
+    try:
+        number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)
+    except TypeError:
+        return None
+    return number if -LARGEST <= number <= LARGEST else None
 
 
 def _failure(finished: Any) -> BaseException | None:

@@ -28,6 +28,8 @@ DOCUMENT_NAMES = ("seq_idx", "document_ids", "doc_ids", "segment_ids", "sequence
 OFFSET_NAMES = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q")
 #: Names under which one dimension of ids is meant as tokens; under others it may be one number a sample.
 _FLAT = frozenset(("input_ids", "tokens", "ids"))
+#: Types that torch stores and hardly computes with, as token files have them.
+_WITHOUT_OPERATIONS = frozenset((torch.uint16, torch.uint32, torch.uint64))
 #: How deep tokens are looked for in mappings within mappings, and samples of a batch that was not collated.
 _DEPTH, _SAMPLES = 3, 4096
 
@@ -219,7 +221,10 @@ def _whole(value: Any) -> Tensor | None:
     if isinstance(value, torch.Tensor):
         value = local(value)
         of_numbers = not (value.is_floating_point() or value.is_complex())
-        return value if of_numbers and value.ndim and value.numel() else None
+        if not of_numbers or not value.ndim or not value.numel():
+            return None
+        wide: Tensor = value.to(torch.int64) if value.dtype in _WITHOUT_OPERATIONS else value
+        return wide
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.ndim and value.size:
         return torch.from_numpy(value.astype(np.int64))
     return None
