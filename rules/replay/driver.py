@@ -64,6 +64,7 @@ class Replay:
         self._newest = math.nan
         self._start_id = ""
         self._gaps: deque[float] = deque(maxlen=31)
+        self._counts: dict[str, dict[int, int]] = {}  # records of each start by rank
         self.outcome = Outcome()
 
     def run(self, lines: Iterable[Placed]) -> Outcome:
@@ -145,7 +146,7 @@ class Replay:
 
     def _flush(self) -> None:
         for start, rank, records in self._pending.values():
-            self._count(rank, records)
+            self._count(start, rank, records)
             self._seen[start.start_id, rank] = (start, rank, records[-1].seq)
             self._feed(Steps(start, rank, tuple(records)))
         self._pending.clear()
@@ -165,10 +166,13 @@ class Replay:
             answer = Observation(effect.query_id, self._newest, error="replay has no source of outside evidence")
             self._feed(answer)
 
-    def _count(self, rank: int, records: Sequence[Step]) -> None:
+    def _count(self, start: Start, rank: int, records: Sequence[Step]) -> None:
         outcome = self.outcome
-        if rank == min(rank for _, rank, _ in self._seen.values()):
-            outcome.records += len(records)
+        of_ranks = self._counts.setdefault(start.start_id, {rank: 0})
+        # One rank's are the steps of a start: those of the lowest, which need not be the first to be read.
+        outcome.records -= of_ranks[min(of_ranks)]
+        of_ranks[rank] = of_ranks.get(rank, 0) + len(records)
+        outcome.records += of_ranks[min(of_ranks)]
         steps = [record.step for record in records]
         first, last = outcome.first_step, outcome.last_step
         outcome.first_step = min(steps) if first is None else min(first, *steps)

@@ -81,3 +81,11 @@ def test_in_a_pause_the_source_is_seen_only_if_the_same_start_goes_on(monkeypatc
         seen = [one for one in inputs if isinstance(one, SourceSeen) and 49.0 < one.time < 149.0]
         assert {one.reachable for one in seen} == {reachable}
         assert {one.start.start_id for one in seen} == {"s0"}
+
+
+def test_the_steps_of_a_start_are_counted_once_whichever_rank_is_read_first() -> None:
+    start = Start("u", "r", 0, "s0")
+    lines = [
+        (start, rank, Step(seq=n, step=n, time=n + 0.1 * at)) for n in range(1, 6) for at, rank in enumerate((2, 0, 1))
+    ]
+    assert Replay(Settings(), read_packs(["default"])).run(lines).records == 5
