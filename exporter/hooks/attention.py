@@ -8,8 +8,6 @@ compiled graph, ``Tensor.softmax``, and a reference that was kept elsewhere (in 
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -18,6 +16,8 @@ from torch import Tensor, nn
 from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
+
+from .replaced import Replaced
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -35,13 +35,13 @@ class AttentionListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-_replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+_replaced = Replaced()
 
 
 def listen(listener: AttentionListener) -> None:
     """Tell ``listener`` of all attention from now on."""
     _listeners.add(listener)
-    if not _replaced:
+    if not _replaced.on:
         _install()
 
 
@@ -49,25 +49,13 @@ def forget(listener: AttentionListener) -> None:
     """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
     _listeners.discard(listener)
     if not _listeners:
-        while _replaced:
-            space, name, original, wrapper = _replaced.pop()
+        for wrapper in _replaced.give_back():
             _builtins._get_builtin_table().pop(id(wrapper), None)  # type: ignore[no-untyped-call]
-            if space.get(name) is wrapper:
-                space[name] = original
 
 
 def _install() -> None:
     attention, softmax = functional.scaled_dot_product_attention, functional.softmax
-    wrappers = {id(attention): _attention(attention), id(softmax): _softmax(softmax)}
-    for module in list(sys.modules.values()):
-        space = getattr(module, "__dict__", None) if isinstance(module, ModuleType) else None
-        if space is None:
-            continue
-        for name, value in list(space.items()):
-            wrapper = wrappers.get(id(value))
-            if wrapper is not None:
-                space[name] = wrapper
-                _replaced.append((space, name, value, wrapper))
+    _replaced.put_everywhere({id(attention): _attention(attention), id(softmax): _softmax(softmax)})
 
 
 def _unheard() -> bool:

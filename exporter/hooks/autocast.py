@@ -10,6 +10,8 @@ from weakref import WeakSet
 
 from torch.amp.autocast_mode import autocast
 
+from .replaced import Replaced
+
 
 class AutocastListener(Protocol):
     """Who wants to know. Must not raise."""
@@ -19,17 +21,24 @@ class AutocastListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-_originals: dict[str, Any] = {}
+_replaced = Replaced()
 
 
 def listen(listener: AutocastListener) -> None:
     """Tell ``listener`` of every autocast that is entered from now on."""
     _listeners.add(listener)
-    if _originals:
-        return
-    enter: Any = autocast.__enter__
-    _originals["enter"] = enter
+    if not _replaced.on:
+        _replaced.put(autocast, "__enter__", _enter)
 
+
+def forget(listener: AutocastListener) -> None:
+    """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
+    _listeners.discard(listener)
+    if not _listeners:
+        _replaced.give_back()
+
+
+def _enter(enter: Any) -> Any:
     def watched_enter(self: Any) -> Any:
         if getattr(self, "_enabled", False):
             for known in list(_listeners):
@@ -37,11 +46,4 @@ def listen(listener: AutocastListener) -> None:
         return enter(self)
 
     watched_enter.__doc__ = enter.__doc__
-    autocast.__enter__ = watched_enter  # type: ignore[method-assign]
-
-
-def forget(listener: AutocastListener) -> None:
-    """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
-    _listeners.discard(listener)
-    if not _listeners and _originals:
-        autocast.__enter__ = _originals.pop("enter")  # type: ignore[method-assign]
+    return watched_enter

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from .replaced import Replaced
+
 
 class BackwardListener(Protocol):
     """Who wants to know. None of these may raise."""
@@ -27,17 +29,18 @@ class BackwardListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-_originals: dict[str, Any] = {}
+_replaced = Replaced()
 
 
 def listen(listener: BackwardListener) -> None:
     """Tell ``listener`` of every backward pass from now on."""
     _listeners.add(listener)
-    if _originals:
-        return
-    _originals.update(backward=torch.autograd.backward, scale=GradScaler.scale)
-    backward, scale = _originals["backward"], _originals["scale"]
+    if not _replaced.on:
+        _replaced.put(torch.autograd, "backward", _backward)
+        _replaced.put(GradScaler, "scale", _scale)
 
+
+def _backward(backward: Any) -> Any:
     def watched_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         if grad_tensors is None and not torch.compiler.is_compiling():
             roots = _scalars(tensors)
@@ -46,16 +49,19 @@ def listen(listener: BackwardListener) -> None:
                     listener.backward(roots)
         backward(tensors, grad_tensors, *args, **kwargs)
 
+    watched_backward.__name__, watched_backward.__doc__ = backward.__name__, backward.__doc__
+    return watched_backward
+
+
+def _scale(scale: Any) -> Any:
     def watched_scale(self: Any, outputs: Any) -> Any:
         result = scale(self, outputs)
         for listener in list(_listeners):
             listener.scaled(self, outputs, result)
         return result
 
-    for wrapper, original in ((watched_backward, backward), (watched_scale, scale)):
-        wrapper.__name__, wrapper.__doc__ = original.__name__, original.__doc__
-    torch.autograd.backward = watched_backward
-    GradScaler.scale = watched_scale  # type: ignore[method-assign]
+    watched_scale.__name__, watched_scale.__doc__ = scale.__name__, scale.__doc__
+    return watched_scale
 
 
 def leave_untraced() -> None:
@@ -64,18 +70,16 @@ def leave_untraced() -> None:
     It stops at ``Tensor.backward`` by itself and would trace what is called from there, which then tells nobody.
     """
     dynamo = sys.modules.get("torch._dynamo")
-    if _originals and hasattr(dynamo, "disable") and not hasattr(torch.autograd.backward, "untraced"):
-        untraced = dynamo.disable(torch.autograd.backward)  # type: ignore[union-attr]
-        untraced.untraced = True
-        torch.autograd.backward = untraced
+    if _replaced.on and hasattr(dynamo, "disable") and not hasattr(torch.autograd.backward, "untraced"):
+        _replaced.put(torch.autograd, "backward", dynamo.disable)  # type: ignore[union-attr]
+        torch.autograd.backward.untraced = True  # type: ignore[attr-defined]
 
 
 def forget(listener: BackwardListener) -> None:
     """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
     _listeners.discard(listener)
-    if not _listeners and _originals:
-        torch.autograd.backward = _originals.pop("backward")
-        GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
+    if not _listeners:
+        _replaced.give_back()
 
 
 def _scalars(tensors: Any) -> list[Tensor]:

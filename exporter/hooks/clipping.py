@@ -12,9 +12,7 @@ total is then the same bits that torch returns.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
-from types import ModuleType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -26,6 +24,8 @@ from torch.utils._foreach_utils import _has_foreach_support
 
 from trainwarden.exporter.copies import parts
 from trainwarden.exporter.watched import is_sharded, local
+
+from .replaced import Replaced
 
 
 class ClipListener(Protocol):
@@ -42,7 +42,7 @@ class ClipListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-_replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+_replaced = Replaced()
 
 
 def listen(listener: ClipListener) -> None:
@@ -52,7 +52,7 @@ def listen(listener: ClipListener) -> None:
         RuntimeError: this torch has not the functions that are listened in on.
     """
     _listeners.add(listener)
-    if not _replaced:
+    if not _replaced.on:
         _install()
 
 
@@ -60,10 +60,7 @@ def forget(listener: ClipListener) -> None:
     """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
     _listeners.discard(listener)
     if not _listeners:
-        while _replaced:
-            space, name, original, wrapper = _replaced.pop()
-            if space.get(name) is wrapper:
-                space[name] = original
+        _replaced.give_back()
 
 
 def _install() -> None:
@@ -71,16 +68,7 @@ def _install() -> None:
         total, scale, clamp = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_
     except AttributeError as error:
         raise RuntimeError(f"torch {torch.__version__} has no {error.name} in torch.nn.utils.clip_grad") from None
-    wrappers = {id(total): _total(total), id(scale): _scale(scale), id(clamp): _clamp(clamp)}
-    for module in list(sys.modules.values()):
-        space = getattr(module, "__dict__", None) if isinstance(module, ModuleType) else None
-        if space is None:
-            continue
-        for name, value in list(space.items()):
-            wrapper = wrappers.get(id(value))
-            if wrapper is not None:
-                space[name] = wrapper
-                _replaced.append((space, name, value, wrapper))
+    _replaced.put_everywhere({id(total): _total(total), id(scale): _scale(scale), id(clamp): _clamp(clamp)})
 
 
 def _tell(method: str, *arguments: Any) -> None:

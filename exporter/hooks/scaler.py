@@ -13,6 +13,8 @@ from weakref import WeakSet
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from .replaced import Replaced
+
 
 class ScalerListener(Protocol):
     """Who wants to know. None of these may raise."""
@@ -28,8 +30,7 @@ class ScalerListener(Protocol):
 
 
 _listeners: WeakSet[Any] = WeakSet()
-#: Each replaced method: its class, its name, what it was and what it is.
-_replaced: list[tuple[type, str, Any, Any]] = []
+_replaced = Replaced()
 
 
 def listen(listener: ScalerListener) -> None:
@@ -39,26 +40,19 @@ def listen(listener: ScalerListener) -> None:
     what it leaves to torch's class is heard of there.
     """
     _listeners.add(listener)
-    if _replaced:
+    if _replaced.on:
         return
     for kind in _and_subclasses(GradScaler):
         for name, watched in (("step", _step), ("unscale_", _unscale)):
-            original = kind.__dict__.get(name)
-            if original is not None:
-                wrapper = watched(original)
-                wrapper.__doc__ = original.__doc__
-                setattr(kind, name, wrapper)
-                _replaced.append((kind, name, original, wrapper))
+            if name in vars(kind):
+                _replaced.put(kind, name, watched)
 
 
 def forget(listener: ScalerListener) -> None:
     """Tell ``listener`` nothing any more; with the last one gone, torch is as it was."""
     _listeners.discard(listener)
     if not _listeners:
-        while _replaced:
-            kind, name, original, wrapper = _replaced.pop()
-            if kind.__dict__.get(name) is wrapper:
-                setattr(kind, name, original)
+        _replaced.give_back()
 
 
 def _and_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -75,6 +69,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         _tell("stepped", self, optimizer)
         return answer
 
+    watched_step.__doc__ = original.__doc__
     return watched_step
 
 
@@ -83,6 +78,7 @@ def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         _tell("unscaling", self, optimizer)
         original(self, optimizer)
 
+    watched_unscale.__doc__ = original.__doc__
     return watched_unscale
 
 

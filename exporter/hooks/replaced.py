@@ -1,0 +1,62 @@
+"""Functions of others' that are given a wrapper of ours while somebody listens, and given back when nobody does.
+
+Where somebody else has put a wrapper of his own around ours in the meantime, his stays, and so does ours inside of it: it
+tells nobody then, and is not put there a second time when somebody listens again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+
+class Replaced:
+    """What one kind of hook has replaced. ``on`` says that it has, and was not asked to give back since."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Any, str, Any, Any]] = []
+        self._kept: set[tuple[int, str]] = set()
+        self.on = False
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def put(self, owner: type[Any] | ModuleType, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Replace what a class or a module has under ``name`` itself by ``wrap`` of it."""
+        self.on = True
+        if (id(owner), name) not in self._kept:
+            original = vars(owner)[name]
+            wrapper = wrap(original)
+            _set(owner, name, wrapper)
+            self._all.append((owner, name, original, wrapper))
+
+    def put_everywhere(self, wrappers: Mapping[int, Any]) -> None:
+        """Replace functions by their wrappers, given by the functions' ``id``, wherever a loaded module has one as a global."""
+        for module in list(sys.modules.values()):
+            space = getattr(module, "__dict__", None) if isinstance(module, ModuleType) else None
+            for name, value in () if space is None else list(space.items()):
+                if id(value) in wrappers:
+                    self.put(module, name, lambda original: wrappers[id(original)])
+
+    def give_back(self) -> list[Any]:
+        """Put back what was there, and return the wrappers that are called no more."""
+        self.on = False
+        kept, returned = [], []
+        for owner, name, original, wrapper in reversed(self._all):
+            if vars(owner).get(name) is wrapper:
+                _set(owner, name, original)
+                returned.append(wrapper)
+            else:
+                kept.append((owner, name, original, wrapper))
+        self._all = kept[::-1]
+        self._kept = {(id(owner), name) for owner, name, _, _ in kept}
+        return returned
+
+
+def _set(owner: type[Any] | ModuleType, name: str, value: Any) -> None:
+    if isinstance(owner, ModuleType):
+        vars(owner)[name] = value  # some modules refuse to be written to
+    else:
+        setattr(owner, name, value)
