@@ -46,6 +46,8 @@ ABSENT = ("sample positions", "skips", "checkpoints", "events", "resume")
 EVALUATION_SECONDS = 5.0
 #: Batches of one step that are kept for the fingerprint.
 BATCHES = 64
+#: To look for what trains goes through all of Python's objects: it is done so many times in vain.
+LOOKS = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Attachment:
         self._seen = 0  # batches of the open step
         self._called: list[Any] = []
         self._captured = False
+        self._looks = 0  # for what trains, in vain
         self._untrained: float | None = None  # since when the model is called without a gradient
 
     def listen(self) -> None:
@@ -94,6 +97,7 @@ class Attachment:
     def leave(self) -> None:
         """Listen no more. What optimizers call stays, and does nothing: it may be one of them that is being called."""
         self._on = False
+        self._early.forget()
         for hook in self._called:
             hook.remove()
         self._called.clear()
@@ -209,6 +213,8 @@ class Attachment:
 
     def _backward(self, roots: list[Tensor]) -> None:
         self._sign()
+        if self._exporter is None:
+            self._early.backward()
         if self._calls <= 1:  # an optimizer may ask its closure several times: the first loss is the step's
             self._losses.backward(roots)
 
@@ -406,12 +412,15 @@ class Attachment:
             return False
         try:
             found = find(optimizer)
+            if not any(one is optimizer for one in found.optimizers):
+                self._looks += 1  # it has another one step for it
+                if self._looks < LOOKS:
+                    return False
+                raise LookupError(f"{type(optimizer).__name__} holds optimizers that never step")
         except LookupError as error:
             log.warning("trainwarden exec: not observed: %s", error)
             self.leave()
             return False
-        if not any(one is optimizer for one in found.optimizers):
-            return False  # it has another one step for it
         from trainwarden.exporter.drain import Call
         from trainwarden.exporter.exporter import Exporter
 
