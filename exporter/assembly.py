@@ -188,6 +188,7 @@ def assemble(
     reports = Reports(drain, staging, watched, notices)
     if side is not None:
         side.on_closed = lambda step, reason: reports.event("side_group", step, {"open": False, "reason": reason})
+        side.start()
     return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
 
 

@@ -33,7 +33,7 @@ def layout_of(probes: Sequence[Probe]) -> Layout:
 def begin(
     identity: Identity, watched: Watched, layout: Layout, settings: Settings, notices: Notices
 ) -> SideGroup | None:
-    """Return the side group of a start of several ranks, already at work; None where there is none.
+    """Return the side group of a start of several ranks, to be started once all listen to it; None where there is none.
 
     What a rank holds of sharded parameters stays its own then. A fault costs the side group alone.
     """
@@ -65,7 +65,6 @@ def begin(
             met,
         )
         watched.undecided = True
-        side.start()
         return side
     except Exception as error:
         notices.fault("side group", error)

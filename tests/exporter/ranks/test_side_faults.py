@@ -201,6 +201,33 @@ say(notices=exporter.notices)
 
 
 @pytest.mark.slow
+def test_that_it_was_never_made_is_an_event_however_early_that_is_known(tmp_path: Path) -> None:
+    body = """
+import threading
+from trainwarden.exporter.side import SideGroup
+
+def refuse(side):
+    raise RuntimeError("no way through")
+
+def start_and_wait(side):
+    threading.Thread.start(side)
+    side.join()
+
+SideGroup._join, SideGroup.start = refuse, start_and_wait
+model = make()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+exporter = watch(model, optimizer, folder)
+loss_of(model, 1).backward()
+optimizer.step()
+exporter.step()
+exporter.close()
+"""
+    for each in run(body, tmp_path, world=2):
+        (event,) = events(tmp_path, "side_group", rank=each.rank)
+        assert event.fields == {"open": False, "reason": "no way through"}
+
+
+@pytest.mark.slow
 def test_the_side_group_can_be_switched_off_on_one_rank_or_all(tmp_path: Path) -> None:
     body = """
 for name in ("all", "one"):
