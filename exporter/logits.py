@@ -18,8 +18,8 @@ from .measure import accumulation
 ROWS = 8
 #: Sequences of the batch that are sampled.
 SEQUENCES = 2
-#: Sampled logits at most: what is sampled is bounded, however long the sequences are.
-SAMPLES = 2**22
+#: Elements of keys that are copied at once, and scores that are looked at.
+COPIED, SAMPLES = 2**22, 2**22
 #: Under which name the kernels of torch's attention keep the log-sum-exp of each row for the backward pass.
 SAVED = ("_saved_logsumexp", "_saved_log_sumexp", "_saved_softmax_logsumexp")
 
@@ -42,29 +42,38 @@ def bound(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
 def sampled(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None = None) -> Tensor:
     """Return the largest logit of about :data:`ROWS` query rows of each head of about :data:`SEQUENCES` sequences, 0-D.
 
-    Each is taken against all keys that it may see.
+    Each is taken against all keys that it may see, some keys after the others: what is copied is bounded, however long and many the
+    sequences are.
     """
     if query.ndim > 3:  # some sequences of the batch, the last among them
         every = max(1, query.shape[0] // SEQUENCES)
         begin = (query.shape[0] - 1) % every
         mask = mask[begin::every] if mask is not None and mask.ndim == query.ndim and mask.shape[0] > 1 else mask
         query, key = query[begin::every], key[begin::every]
-        if query.shape[-3] != key.shape[-3]:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    length, keys = query.shape[-2], key.shape[-2]
-    rows = max(1, min(ROWS, length, SAMPLES // max(1, query.shape[:-2].numel() * keys)))
-    step = length // rows
+    length, keys, dtype = query.shape[-2], key.shape[-2], accumulation(query)
+    step = length // min(ROWS, length)
     first = (length - 1) % step
-    dtype = accumulation(query)
-    some = query[..., first::step, :].to(dtype)
-    logits = torch.matmul(some, key.to(dtype).transpose(-2, -1)) * scale_of(query, scale)
-    if causal:
-        place = torch.arange(first, length, step, device=query.device).unsqueeze(-1)
-        logits = logits.masked_fill(torch.arange(keys, device=query.device) > place, -math.inf)
-    if mask is not None:
-        part = mask[..., first::step, :] if mask.ndim > 1 and mask.shape[-2] == length else mask
-        logits = logits.masked_fill(~part, -math.inf) if part.dtype is torch.bool else logits + part
-    return logits.amax()
+    some = query[..., first::step, :].to(dtype) * scale_of(query, scale)
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] == length:
+        mask = mask[..., first::step, :]
+    places = torch.arange(first, length, step, device=query.device).unsqueeze(-1) if causal else None
+    together = max(1, COPIED // (query.shape[:-2].numel() * query.shape[-1]))
+    found: Tensor | None = None
+    for begin in range(0, keys, together):
+        part = key[..., begin : begin + together, :]
+        if query.ndim > 3 and query.shape[-3] != key.shape[-3]:
+            part = part.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+        logits = torch.matmul(some, part.to(dtype, memory_format=torch.contiguous_format).transpose(-2, -1))
+        if places is not None:
+            seen = torch.arange(begin, begin + part.shape[-2], device=query.device)
+            logits = logits.masked_fill(seen > places, -math.inf)
+        if mask is not None:
+            of_these = mask[..., begin : begin + together] if mask.shape[-1] == keys else mask
+            logits = logits.masked_fill(~of_these, -math.inf) if mask.dtype is torch.bool else logits + of_these
+        largest = logits.amax()
+        found = largest if found is None else torch.maximum(found, largest)
+    assert found is not None  # nobody attends to no key
+    return found
 
 
 def of_scores(scores: Tensor) -> Tensor:
