@@ -270,6 +270,8 @@ class Inside:
             given.register_hook(look)  # type: ignore[no-untyped-call]
 
     def _look_back(self, step: int, which: tuple[int, int], gradient: Tensor) -> None:
+        if len(self._grads) >= NUMBERS:
+            return  # that many are sent; of the rest the parameters tell
         x = _readable(gradient)
         if x is not None and self._observer is not None and self._observer.step == step:
             self._grads.append(((which[0], len(self._grads), which[1], 0), _watch(x, self.spots[which[1]])))
@@ -413,7 +415,7 @@ class Inside:
             else:
                 self._notices.say("numbers", f"a step's passes gave more than {NUMBERS} numbers: some are left out")
         by_kind: dict[tuple[torch.device, torch.dtype], tuple[list[Cell], list[Tensor]]] = {}
-        for cell, value in grads[:NUMBERS]:
+        for cell, value in grads:
             known = by_kind.setdefault((value.device, value.dtype), ([], []))
             known[0].append(cell)
             known[1].append(value)

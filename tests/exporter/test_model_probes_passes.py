@@ -380,3 +380,18 @@ def test_passes_without_end_do_not_fill_the_memory(tmp_path: Path, monkeypatch: 
     exporter.close()
     (said,) = exporter.notices
     assert "more than 3 forward passes" in said
+
+
+def test_no_more_gradients_of_outputs_are_kept_than_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainwarden.exporter import inside
+
+    monkeypatch.setattr(inside, "NUMBERS", 40)
+    model = gpt()
+    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=1e-3), tmp_path)
+    for part in range(6):
+        loss_on(model, batch(part)).backward()
+    assert exporter._parts is not None
+    (looking,) = exporter._parts.observer.beside
+    assert isinstance(looking, inside.Inside)
+    assert len(looking._grads) == 40
+    exporter.close()
