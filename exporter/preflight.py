@@ -115,6 +115,12 @@ class Preflight:
         self._seen.clear()
         self._fresh = step == 0
         self._rising = self._fresh and self._known.total_steps is not None
+        absent = (
+            start.fields.get("absent") or ()
+        )  # what a run that is watched without a line of its own cannot have: no fault
+        if "sample positions" in absent:
+            self._seen.add("samples")
+        self._gap_said = self._gap_said or "checkpoints" in absent
         applied = start.fields.get("plan_applied")
         self._reset = bool(getattr(applied, "reset_optimizer", False))
         return [Finding(check, says, step) for check, says in _at_attach(self._known)]

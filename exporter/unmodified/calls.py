@@ -27,12 +27,14 @@ NAMES = frozenset(
 
 
 class Hook:
-    """Calls ``tell(module, args, kwargs)`` before ``module`` is. Pickled or copied it is a function that does nothing."""
+    """Calls ``tell(module, args, kwargs)`` before ``module`` is, and before what else is told of that: a step may end with the
+    call, and the pass that begins then is no more part of it. Pickled or copied it is a function that does nothing.
+    """
 
     def __init__(self, tell: Callable[[nn.Module, Any, Any], None], module: nn.Module) -> None:
         self._tell = tell
         self.module = weakref.ref(module)
-        self._handle = module.register_forward_pre_hook(self, with_kwargs=True)
+        self._handle = module.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Tell of the call."""

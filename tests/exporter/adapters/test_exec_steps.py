@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.exporter.adapters.followed import Begin, Net, accumulate, finish, records
+from tests.exporter.gpt import batch, loss_on
+from tests.exporter.gpt import gpt as make_gpt
 from tests.exporter.runs import events, loss_of, make, norm64
 
 
@@ -18,10 +23,10 @@ def test_each_step_has_its_mean_loss_and_its_norm_before_clipping_from_the_first
     attachment = begin()
     model = make()
     seen: list[tuple[float, float]] = []
-    accumulate(model, torch.optim.AdamW(model.parameters(), lr=1e-2), 6, seen)
+    accumulate(model, torch.optim.AdamW(model.parameters(), lr=1e-2), 12, seen)
     assert finish(attachment) == []
     found = records(tmp_path)
-    assert [record.step for record in found] == list(range(1, 7))
+    assert [record.step for record in found] == list(range(1, 13))
     for record, (loss, norm) in zip(found, seen, strict=True):
         assert record.value("loss") == pytest.approx(loss, rel=1e-6)
         assert record.value("grad_norm") == pytest.approx(norm, rel=1e-5)
@@ -29,13 +34,51 @@ def test_each_step_has_its_mean_loss_and_its_norm_before_clipping_from_the_first
         assert record.value("lr") == 1e-2
         assert record.value("update_ratio") is not None
         assert record.value("optimizer_step") == record.step
-    assert [record.value("batch_hash") is not None for record in found] == [False] + [True] * 5
-    assert found[-1].value("tokens") == 5 * 2 * 4 * 11
+    assert [record.value("batch_hash") is not None for record in found] == [False] + [True] * 11
+    assert found[-1].value("tokens") == 11 * 2 * 4 * 11
     (start,) = events(tmp_path, "start")
     assert start.fields["attached"] == "exec"
     assert start.fields["model"] == "Block"
     assert "checkpoints" in start.fields["absent"]
-    assert [event.step for event in events(tmp_path, "exit")] == [6]
+    assert events(tmp_path, "preflight") == []  # no fault of the settings is what nobody can set
+    assert [event.step for event in events(tmp_path, "exit")] == [12]
+
+
+def scaled(factor: float, module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    return factor * out
+
+
+class WithHead(nn.Module):
+    """A model with its head outside of the module that has the blocks, as transformers builds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = make_gpt()
+        self.transformer.lm_head = nn.Identity()  # type: ignore[assignment]
+        self.lm_head = nn.Linear(16, 31)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.lm_head(self.transformer(ids))
+        return out
+
+
+def test_the_micro_batch_in_which_a_number_broke_is_counted_from_the_step_that_it_belongs_to(
+    tmp_path: Path, begin: Begin
+) -> None:
+    attachment = begin()
+    model = WithHead()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in range(1, 7):
+        for part in (0, 1):
+            factor = math.nan if (step, part) == (4, 1) else 1.0
+            handle = model.transformer.h[1].mlp.register_forward_hook(partial(scaled, factor), prepend=True)
+            loss_on(model, batch(2 * step + part)).backward()
+            handle.remove()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert finish(attachment) == []
+    (event,) = events(tmp_path, "nonfinite")
+    assert (event.step, event.fields["module"], event.fields["micro_batch"]) == (4, "transformer.h.1.mlp", 1)
 
 
 def test_two_optimizers_that_step_one_after_the_other_make_one_step(tmp_path: Path, begin: Begin) -> None:
