@@ -17,7 +17,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .replaced import Replaced
+from .replaced import Replaced, named_as
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -80,7 +80,7 @@ def _attention(original: Any) -> Any:
                 listener.attended(query, key, mask, bool(causal), kwargs.get("scale"), found)
         return found
 
-    scaled_dot_product_attention.__doc__ = original.__doc__
+    named_as(scaled_dot_product_attention, original, functional.__name__)
     _builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
     return scaled_dot_product_attention
 
@@ -95,6 +95,6 @@ def _softmax(original: Any) -> Any:
                     listener.weighed(input)
         return found
 
-    softmax.__doc__ = original.__doc__
+    named_as(softmax, original)
     softmax.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return softmax

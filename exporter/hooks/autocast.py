@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from torch.amp.autocast_mode import autocast
 
-from .replaced import Replaced
+from .replaced import Replaced, named_as
 
 
 class AutocastListener(Protocol):
@@ -45,5 +45,4 @@ def _enter(enter: Any) -> Any:
                 known.autocast(str(getattr(self, "fast_dtype", "")).removeprefix("torch."))
         return enter(self)
 
-    watched_enter.__doc__ = enter.__doc__
-    return watched_enter
+    return named_as(watched_enter, enter)

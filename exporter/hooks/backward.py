@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from .replaced import Replaced
+from .replaced import Replaced, named_as
 
 
 class BackwardListener(Protocol):
@@ -49,8 +49,7 @@ def _backward(backward: Any) -> Any:
                     listener.backward(roots)
         backward(tensors, grad_tensors, *args, **kwargs)
 
-    watched_backward.__name__, watched_backward.__doc__ = backward.__name__, backward.__doc__
-    return watched_backward
+    return named_as(watched_backward, backward)
 
 
 def _scale(scale: Any) -> Any:
@@ -60,8 +59,7 @@ def _scale(scale: Any) -> Any:
             listener.scaled(self, outputs, result)
         return result
 
-    watched_scale.__name__, watched_scale.__doc__ = scale.__name__, scale.__doc__
-    return watched_scale
+    return named_as(watched_scale, scale)
 
 
 def leave_untraced() -> None:

@@ -25,7 +25,7 @@ from torch.utils._foreach_utils import _has_foreach_support
 from trainwarden.exporter.copies import parts
 from trainwarden.exporter.watched import is_sharded, local
 
-from .replaced import Replaced
+from .replaced import Replaced, named_as
 
 
 class ClipListener(Protocol):
@@ -102,8 +102,7 @@ def _total(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         _tell("total_norm", members, None, total, float(norm_type))
         return total
 
-    get_total_norm.__doc__ = original.__doc__
-    return get_total_norm
+    return named_as(get_total_norm, original)
 
 
 def _plain(tensors: list[Tensor], norm_type: float) -> bool:
@@ -139,8 +138,7 @@ def _scale(original: Callable[..., None]) -> Callable[..., None]:
         _tell("clipping", members, max_norm, total_norm)
         return original(members, max_norm, total_norm, foreach)
 
-    clip_grads_with_norm_.__doc__ = original.__doc__
-    return clip_grads_with_norm_
+    return named_as(clip_grads_with_norm_, original)
 
 
 def _clamp(original: Callable[..., None]) -> Callable[..., None]:
@@ -151,5 +149,4 @@ def _clamp(original: Callable[..., None]) -> Callable[..., None]:
         _tell("clipping_values", members)
         return original(members, clip_value, foreach)
 
-    clip_grad_value_.__doc__ = original.__doc__
-    return clip_grad_value_
+    return named_as(clip_grad_value_, original)

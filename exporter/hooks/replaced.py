@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+Wrapper = TypeVar("Wrapper")
 
 
 class Replaced:
@@ -53,6 +55,17 @@ class Replaced:
         self._all = kept[::-1]
         self._kept = {(id(owner), name) for owner, name, _, _ in kept}
         return returned
+
+
+def named_as(wrapper: Wrapper, original: Any, module: str | None = None) -> Wrapper:
+    """Give a wrapper the name of what it stands for: whoever kept it (a model's activation) is pickled as he would be without it.
+
+    ``module`` is where it is found under that name, where that is not where the original is from. Returns the wrapper.
+    """
+    named: Any = wrapper
+    named.__doc__, named.__name__, named.__qualname__ = original.__doc__, original.__name__, original.__qualname__
+    named.__module__ = original.__module__ if module is None else module
+    return wrapper
 
 
 def _set(owner: type[Any] | ModuleType, name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from .replaced import Replaced
+from .replaced import Replaced, named_as
 
 
 class ScalerListener(Protocol):
@@ -69,8 +69,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         _tell("stepped", self, optimizer)
         return answer
 
-    watched_step.__doc__ = original.__doc__
-    return watched_step
+    return named_as(watched_step, original)
 
 
 def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,8 +77,7 @@ def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         _tell("unscaling", self, optimizer)
         original(self, optimizer)
 
-    watched_unscale.__doc__ = original.__doc__
-    return watched_unscale
+    return named_as(watched_unscale, original)
 
 
 def _tell(method: str, scaler: Any, optimizer: Any) -> None:

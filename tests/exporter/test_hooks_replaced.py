@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad
 
@@ -40,7 +42,7 @@ def go_backward() -> None:
 
 
 def clip() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
+    weight = nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
     clip_grad.clip_grad_norm_([weight], 1.0)
 
@@ -50,7 +52,7 @@ def take_softmax() -> None:
 
 
 def step_scaled() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
+    weight = nn.Parameter(torch.ones(2))
     scaling = torch.amp.GradScaler("cpu")
     scaling.scale(weight.sum()).backward()
     scaling.step(torch.optim.SGD([weight], lr=0.1))
@@ -97,6 +99,34 @@ def test_a_wrapper_that_somebody_else_put_around_ours_stays_and_nothing_is_told_
         setattr(owner, name, ours)  # they take theirs away
         hook.forget(second)
     assert vars(owner)[name] is original
+
+
+class Soft(nn.Module):
+    """Keeps functions of torch's, as models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = functional.softmax
+        self.attend = functional.scaled_dot_product_attention
+        self.clamp = clip_grad.clip_grad_value_
+
+
+def test_a_model_that_keeps_a_function_of_torchs_can_be_saved_while_somebody_listens() -> None:
+    listener = Listener()
+    attention.listen(listener)
+    clipping.listen(listener)
+    try:
+        model = Soft()
+        file = io.BytesIO()
+        torch.save(model, file)
+    finally:
+        attention.forget(listener)
+        clipping.forget(listener)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.activation is functional.softmax is not model.activation
+    assert loaded.attend is functional.scaled_dot_product_attention is not model.attend
+    assert loaded.clamp is clip_grad.clip_grad_value_
 
 
 def test_what_is_held_by_several_modules_is_replaced_in_each_and_given_back() -> None:
