@@ -10,13 +10,12 @@ Nothing here raises into the trainer or reads a value from a device.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -25,32 +24,16 @@ from transformers import Trainer
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from trainwarden.exporter.callbacks import checkpoint_to_resume, quietly
 from trainwarden.exporter.exporter import Exporter
-from trainwarden.exporter.identity import next_attempt
 from trainwarden.exporter.loader.prepared import PreparedLoader
 from trainwarden.exporter.notices import Notices
-from trainwarden.exporter.resume import Resume
 from trainwarden.exporter.settings import Settings
-from trainwarden.runfolder import RunFolder
 
 #: How many callers up the trainer is looked for: its callback handler has two functions in between.
 _CALLERS = 8
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _quietly(method: Method) -> Method:
-    """Let no fault of this file reach the trainer: it is said once and counted."""
-
-    @functools.wraps(method)
-    def guarded(self: TrainwardenCallback, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self._notices.fault(f"Trainer {method.__name__.strip('_')}", error)
-            return None
-
-    return cast(Method, guarded)
+_quietly = quietly("Trainer")
 
 
 if TYPE_CHECKING:
@@ -126,16 +109,7 @@ class TrainwardenCallback(_Callback):
 
         For ``trainer.train(resume_from_checkpoint=…)``. Reads the run's folder and touches nothing.
         """
-        try:
-            name = self._run or os.environ.get("TRAINWARDEN_RUN") or "run"
-            folder, roots = self._settings.get("dir"), self._settings.get("roots")
-            found = RunFolder(name, None if folder is None else Path(folder))
-            attempt = next_attempt(found, self._notices)
-            resume = Resume.read(found, attempt, None if roots is None else [Path(root) for root in roots])
-            return None if resume.target is None else resume.target.path
-        except Exception as error:
-            self._notices.fault("choosing what to resume from", error)
-            return None
+        return checkpoint_to_resume(self._run, self._settings, self._notices)
 
     @property
     def notices(self) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -18,26 +17,22 @@ from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from trainwarden.exporter.callbacks import checkpoint_to_resume, quietly
 from trainwarden.exporter.exporter import Exporter
-from trainwarden.exporter.identity import next_attempt
 from trainwarden.exporter.loader import WatchedLoader, watch
 from trainwarden.exporter.loader.ahead import DrawnAhead
 from trainwarden.exporter.notices import Notices
-from trainwarden.exporter.resume import Resume
 from trainwarden.exporter.settings import Settings
-from trainwarden.runfolder import RunFolder
 
 log = logging.getLogger("trainwarden.exporter")
 
 #: Where Lightning's Callback may come from.
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _base() -> type[Any]:
@@ -55,18 +50,7 @@ def _base() -> type[Any]:
     return found[0] if len(found) == 1 else type("Callback", found, {})
 
 
-def _quietly(method: Method) -> Method:
-    """Let no fault of this file reach the trainer: it is said once and counted."""
-
-    @functools.wraps(method)
-    def guarded(self: TrainwardenCallback, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self._notices.fault(f"Lightning {method.__name__.strip('_')}", error)
-            return None
-
-    return cast(Method, guarded)
+_quietly = quietly("Lightning")
 
 
 if TYPE_CHECKING:
@@ -120,7 +104,6 @@ class TrainwardenCallback(_Callback):
         self._past: list[str] = []
         self._trainer: Any = None
         self._loader: _LateLoader | None = None
-        self._losses: list[Tensor] = []
         self._reason: tuple[str, int | None] = ("finished", 0)
         self._phases = ExitStack()
         self._undo: list[Callable[[], None]] = []
@@ -146,17 +129,7 @@ class TrainwardenCallback(_Callback):
 
     def checkpoint(self) -> str | None:
         """Return the path to give to ``fit`` as ``ckpt_path``: what the plan names, else the newest that is whole, else None."""
-        try:
-            name = self._run or os.environ.get("TRAINWARDEN_RUN") or "run"
-            folder = self._settings.get("dir")
-            roots = self._settings.get("roots")
-            found = RunFolder(name, None if folder is None else Path(folder))
-            attempt = next_attempt(found, self._notices)
-            resume = Resume.read(found, attempt, None if roots is None else [Path(root) for root in roots])
-            return None if resume.target is None else resume.target.path
-        except Exception as error:
-            self._notices.fault("choosing what to resume from", error)
-            return None
+        return checkpoint_to_resume(self._run, self._settings, self._notices)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the record: its number, and the position of a wrapped loader."""
@@ -201,7 +174,6 @@ class TrainwardenCallback(_Callback):
         """Say at which step training goes on; optimizers and counters are restored by now."""
         if self.exporter is None:
             return
-        self._losses = []
         at = int(trainer.global_step)
         if at == self._seen[0]:
             step = self._seen[1]
@@ -225,25 +197,16 @@ class TrainwardenCallback(_Callback):
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):
-            self._losses.append(loss.detach())
+            loss = loss.detach().to(torch.promote_types(loss.dtype, torch.float32))
+            # Lightning has divided it by the micro-batches of a whole step.
+            self.exporter.micro(loss * trainer.accumulate_grad_batches if pl_module.automatic_optimization else loss)
         at = int(trainer.global_step)
         if at <= self._seen[0]:
             return
         if self._loader is not None:
             self._loader.counted.ahead = len(getattr(trainer.fit_loop._data_fetcher, "batches", ()))
-        mean = self._mean(trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1)
-        self.exporter.step(mean)
+        self.exporter.step()
         self._seen = (at, self._seen[1] + 1)
-        self._losses = []
-
-    def _mean(self, divisor: int) -> Tensor | None:
-        """Return the mean loss of the micro-batches; Lightning has divided each by ``divisor``."""
-        if not self._losses:
-            return None
-        if len(self._losses) == 1 and divisor == 1:
-            return self._losses[0]
-        each = [loss.to(torch.promote_types(loss.dtype, torch.float32)).mean() for loss in self._losses]
-        return torch.stack(each).mean() * divisor
 
     @_quietly
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -366,7 +329,7 @@ class TrainwardenCallback(_Callback):
         for one in undo:
             one()
         exporter, self.exporter = self.exporter, None
-        self._loader, self._trainer, self._losses, self._paths = None, None, [], {}
+        self._loader, self._trainer, self._paths = None, None, {}
         if exporter is not None:
             self._phases.close()
             exporter.close(*self._reason)

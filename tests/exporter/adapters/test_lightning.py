@@ -177,7 +177,7 @@ def test_a_fault_in_the_callback_never_reaches_the_trainer(tmp_path: Path, monke
         raise RuntimeError("a fault of ours")
 
     watching = warden(tmp_path)
-    monkeypatch.setattr(TrainwardenCallback, "_mean", broken)
+    monkeypatch.setattr("trainwarden.exporter.exporter.Exporter.step", broken)
     made = fit(tmp_path, Module(), watching, max_epochs=1)
     assert made.global_step == 6
     assert [one for one in watching.notices if "a fault of ours" in one]
