@@ -246,13 +246,16 @@ class Checkpointer:
         self.save_future = dcp.async_save(self._all(), checkpoint_id=path, process_group=self._group)
         return True
 
+    def newest(self) -> int:
+        """Return the step of the newest checkpoint, 0 where there is none."""
+        return max((int(path.parent.name[5:]) for path in Path(self.folder).glob("step-*/.metadata")), default=0)
+
     def load(self, step: int = -1) -> bool:
         """Load a step, or the newest one; say whether there was any."""
         if step == -1:
-            known = [int(path.parent.name[5:]) for path in Path(self.folder).glob("step-*/.metadata")]
-            if not known:
+            step = self.newest()
+            if not step:
                 return False
-            step = max(known)
         states = self._all()
         dcp.load(states, checkpoint_id=self._create_checkpoint_id(step))
         for part in self._parts:
@@ -378,13 +381,15 @@ def main(steps: int = 20) -> None:
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    trainer = Trainer(Config(steps=steps))
+    trainer = Trainer(Config())
+    trainer.config.steps = trainer.checkpointer.newest() + steps
     exporter = attach(trainer, run="titan", dataset="this file")  # the one line
     try:
         trainer.train()
     finally:
         trainer.close()
-    print(f"{exporter.global_step} steps are recorded")
+    if dist.get_rank() == 0:
+        print(f"steps up to {exporter.global_step} are recorded")
     dist.destroy_process_group()
 
 
