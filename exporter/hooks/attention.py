@@ -31,7 +31,7 @@ class AttentionListener(Protocol):
         """Attention was computed from queries (…, L, E) and keys (…, S, E)."""
 
     def weighed(self, scores: Tensor) -> None:
-        """A softmax was taken over the last dimension of ``scores``."""
+        """A softmax was taken over the last dimension of what can be scores: (…, heads, L, S), or (…, L, L)."""
 
 
 _listeners: WeakSet[Any] = WeakSet()
@@ -63,6 +63,11 @@ def _unheard() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not _listeners
 
 
+def _are_scores(x: Tensor) -> bool:
+    """Say whether these can be scores of queries against keys. A router's, (batch, tokens, experts), or a vocabulary's are not."""
+    return x.ndim > 3 or (x.ndim == 3 and x.shape[-1] == x.shape[-2])
+
+
 def _attention(original: Any) -> Any:
     def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         mask = kwargs["attn_mask"] if "attn_mask" in kwargs else args[0] if args else None
@@ -90,7 +95,7 @@ def _softmax(original: Any) -> Any:
         found: Tensor = original(input, *args, **kwargs)
         if not _unheard() and type(input) in _PLAIN:
             dim = kwargs["dim"] if "dim" in kwargs else args[0] if args else None
-            if dim is not None and input.ndim > 2 and dim in (-1, input.ndim - 1):
+            if dim in (-1, input.ndim - 1) and _are_scores(input):
                 for listener in list(_listeners):
                     listener.weighed(input)
         return found

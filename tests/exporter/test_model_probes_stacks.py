@@ -177,6 +177,26 @@ def test_multihead_attention_that_returns_its_weights_is_seen_by_its_scores(tmp_
     assert record.signals["attention_logit"] == {"sampled": pytest.approx(float(every.max()), rel=1e-5)}
 
 
+def test_the_softmax_of_a_router_or_over_a_vocabulary_is_not_taken_for_attention(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.router, self.head = nn.Linear(8, 3), nn.Linear(8, 50)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.attention(x, x, x, need_weights=True)[0]
+            routed = functional.softmax(1e3 * self.router(x), dim=-1).sum(-1, keepdim=True)
+            return functional.softmax(1e3 * self.head(x * routed), dim=-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 8)
+    (record,) = trained(tmp_path, Model(), lambda model, step: model(x).square().mean(), count=1)
+    found = record.value("attention_logit", "sampled")
+    assert found is not None
+    assert found < 10
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
