@@ -12,6 +12,7 @@ Two ways to say what was handed out: iterate it (a loop of one's own), or :meth:
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def _is_seeded(sampler: Any) -> bool:
 class SkippingSampler:
     """Draws what another sampler draws, with other rows where the data must not be trained on.
 
-    ``epoch`` is the one to draw next. ``replaced`` holds the positions replaced so far in the two newest epochs.
+    ``epoch`` is the one to draw next. ``replaced`` holds the positions replaced so far in the two newest epochs, in parts that rise.
     """
 
     def __init__(self, inner: Any, drawn: Drawn) -> None:
@@ -143,14 +144,20 @@ class SkippingSampler:
         while chunk := list(islice(drawn, _CHUNK)):
             positions = np.arange(position, position + len(chunk))
             rows, here = self._drawn.replace(epoch, positions, np.array(chunk, dtype=np.int64))
-            noted.append(positions[here])
+            if here.any():
+                noted.append(positions[here])
             yield from rows.tolist()
             position += len(chunk)
 
     def count(self, epoch: int, ranges: Ranges) -> int:
         """Return how many of these positions of an epoch were replaced."""
-        held = RangeSet(ranges)
-        return sum(int(np.count_nonzero(held.holds(part))) for part in self.replaced.get(epoch, ()))
+        parts, count = self.replaced.get(epoch, []), 0
+        for first, end in RangeSet(ranges).ranges:
+            at = bisect_left(parts, first, key=lambda part: int(part[-1]))  # of many parts, only those that it touches
+            while at < len(parts) and parts[at][0] < end:
+                count += int(np.count_nonzero((parts[at] >= first) & (parts[at] < end)))
+                at += 1
+        return count
 
 
 class PreparedLoader:

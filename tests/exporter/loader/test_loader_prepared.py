@@ -143,6 +143,22 @@ SKIPS = Skips(
 )
 
 
+def test_what_was_replaced_is_counted_over_the_parts_that_hold_it_and_no_other_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainwarden.exporter.loader.prepared._CHUNK", 7)
+    gone = [(3, 9), (60, 61), (62, 65), (139, 170)]
+    loader = follow(prepared(400, 4, seed=None), Skips((Skip(0, gone),)), reserve=0.3)
+    assert [consumed.substituted for _, consumed in a_pass(loader)] == [
+        sum(first <= position < end for position in range(at, at + 4) for first, end in gone) for at in range(0, 400, 4)
+    ]
+    sampler = loader._skipping
+    assert sampler is not None
+    assert len(sampler.replaced[0]) == 10  # of 58 that were drawn
+    assert sampler.count(0, [(0, 5), (4, 64), (150, 400)]) == 6 + 3 + 20
+    assert sampler.count(1, [(0, 400)]) == 0
+
+
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_what_is_skipped_or_excluded_is_replaced_and_everything_else_stays(world: int, seed: int | None) -> None:
