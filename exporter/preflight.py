@@ -115,9 +115,8 @@ class Preflight:
         self._seen.clear()
         self._fresh = step == 0
         self._rising = self._fresh and self._known.total_steps is not None
-        absent = (
-            start.fields.get("absent") or ()
-        )  # what a run that is watched without a line of its own cannot have: no fault
+        # What a run cannot have that is watched without a line of its own is no fault of its settings.
+        absent = start.fields.get("absent") or ()
         if "sample positions" in absent:
             self._seen.add("samples")
         self._gap_said = self._gap_said or "checkpoints" in absent
