@@ -220,7 +220,7 @@ class _TokenFiles:
 def _tokens_of(path: Path, context: int | None, dtype: str) -> _TokenFile:
     if path.suffix == ".npy":
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.size:
             raise DataError(
                 f"{path}: holds {array.dtype} of shape {array.shape}, no token ids in one or two dimensions"
             )

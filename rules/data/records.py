@@ -17,6 +17,8 @@ from trainwarden.runfolder import RunFolder, RunFolderError, base_folder
 
 #: Bytes at the two ends of a file in which its first and last step are looked for.
 _END = 1 << 18
+#: Ranks of a run, beyond which a start event is not believed.
+_MOST_RANKS = 1 << 20
 #: Names of runs that are listed where the one asked for is not there.
 _MOST_NAMES = 8
 
@@ -57,7 +59,7 @@ class _Start:
         if rank not in self._begun:
             events = (line for line in _head(self.files[rank][0]) if isinstance(line, Event) and line.kind == "start")
             event = next(events, None)
-            self._begun[rank] = None if event is None else event.fields
+            self._begun[rank] = None if event is None else _usable(event.fields)
         return self._begun[rank]
 
     @property
@@ -68,6 +70,18 @@ class _Start:
             return None
         told = begun.get("resumed_from")
         return int(told["step"]) if isinstance(told, dict) and isinstance(told.get("step"), int) else 0
+
+
+def _usable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a start event's fields without those that are not what they have to be: nobody vouches for a journal."""
+    world, size = fields.get("world_size"), fields.get("dataset_size")
+    damaged = {
+        "world_size": not (type(world) is int and 0 < world <= _MOST_RANKS),
+        "dataset_size": not (type(size) is int and size >= 0),
+        "dataset": not isinstance(fields.get("dataset"), str),
+        "loader": not isinstance(fields.get("loader"), dict),
+    }
+    return {name: value for name, value in fields.items() if not damaged.get(name)}
 
 
 def open_run(run: str, base: Path | None) -> RunFolder:
@@ -194,7 +208,7 @@ def _head(path: Path) -> Iterator[Any]:
     """Yield the first lines of a journal, passing over what cannot be read."""
     with path.open("rb") as file:
         while file.tell() < _END:
-            line = file.readline()
+            line = file.readline(_END)
             if not line:
                 return
             try:

@@ -22,7 +22,8 @@ SHOWN = (
     "batch_longest_repeat_tokens",
     "batch_token_share",
 )
-
+#: Those of them that are numbers by a name.
+BY_NAME_ONLY = frozenset(("source_share", "batch_token_share"))
 
 #: ``(epoch, positions) -> rows``, each with ``position``, ``row``, ``shard``, ``row_in_shard`` and ``instead_of``, as the exporter's
 #: loader tells them (:class:`exporter.loader.rebuilt.Row`). It raises ValueError where the rows cannot be told.
@@ -66,6 +67,8 @@ class _Telling:
                     self.rebuilt[key] = self.asked.rebuild(record.start)
                 except ValueError as error:
                     self.rebuilt[key] = str(error)
+                except Exception as error:  # what it says of the loader is damaged, or an order of the user's failed
+                    self.rebuilt[key] = f"the order cannot be rebuilt: {type(error).__name__}: {error}"
         return self.rebuilt[key]
 
 
@@ -105,7 +108,7 @@ def _rank(record: Record, telling: _Telling) -> dict[str, Any]:
     shown = rows[:limit] if limit else rows
     return {
         "rank": record.rank,
-        **{name: step.signals[name] for name in SHOWN if name in step.signals},
+        **{name: step.signals[name] for name in SHOWN if name in step.signals and _fits(name, step.signals[name])},
         "samples": [list(span) for span in step.samples],
         "count": count,
         "substituted": int(step.value("substituted_samples") or 0),
@@ -114,6 +117,13 @@ def _rank(record: Record, telling: _Telling) -> dict[str, Any]:
         "more": len(rows) - len(shown),
         "unknown": why,
     }
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Say whether a signal is a number, or numbers by a name, as it has to be: nobody vouches for a journal."""
+    if isinstance(value, dict):
+        return name in BY_NAME_ONLY and not any(isinstance(one, dict) for one in value.values())
+    return name not in BY_NAME_ONLY
 
 
 def _rows(record: Record, telling: _Telling) -> tuple[Sequence[Any], str | None]:
@@ -133,6 +143,8 @@ def _rows(record: Record, telling: _Telling) -> tuple[Sequence[Any], str | None]
         return rows_at(int(epoch or 0), samples), None
     except ValueError as error:
         return [], str(error)
+    except Exception as error:
+        return [], f"the order cannot be rebuilt: {type(error).__name__}: {error}"
 
 
 def _row(row: Any, telling: _Telling) -> dict[str, Any]:

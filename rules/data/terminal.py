@@ -67,7 +67,7 @@ def _head(run: str, step: dict[str, Any], console: Console) -> None:
     console.print("  " + " · ".join(said))
     whence = [] if step["dataset"] is None else [f"data set {plain(step['dataset'])}"]
     if step["order"] is not None:
-        whence.append(f"order {step['order']}, seed {step['seed']}")
+        whence.append(plain(f"order {step['order']}, seed {step['seed']}"))
     shares = _sources(step["ranks"])
     if shares:
         whence.append(shares)

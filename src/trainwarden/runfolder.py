@@ -98,7 +98,7 @@ class RunFolder:
         """
         path = self.path / "run.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
+            return msgspec.json.decode(_read_file(path, RunFolderError), type=RunIdentity)
         except FileNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -147,9 +147,11 @@ class RunFolder:
                 raise RunFolderError(
                     f"{path}: other users can read it; chmod 600 it, or delete it to have a new one made"
                 )
-            token = path.read_text().strip()
+            token = _read_file(path, RunFolderError).decode("ascii").strip()
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError:
+            raise RunFolderError(f"{path}: is no token; delete it to have a new one made") from None
         if not token:
             raise RunFolderError(f"{path}: is empty; delete it to have a new one made")
         return token
@@ -162,7 +164,7 @@ class RunFolder:
         """
         path = self.path / "ledger.json"
         try:
-            return plans.decode_ledger(path.read_bytes(), str(path))
+            return plans.decode_ledger(_read_file(path, plans.PlanError), str(path))
         except FileNotFoundError:
             return None
 
@@ -226,6 +228,18 @@ def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def _read_file(path: Path, kind: type[Exception]) -> bytes:
+    """Return what a file holds; raise ``kind`` where it is a folder, a device or a pipe, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise kind(f"{path}: is no plain file; move it away")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _read_plain(path: Path) -> tuple[os.stat_result, bytes]:

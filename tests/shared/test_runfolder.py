@@ -6,11 +6,12 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from trainwarden.plan import Ledger, LedgerEntry, Plan
+from trainwarden.plan import Ledger, LedgerEntry, Plan, PlanError
 from trainwarden.record import Event, Header, encode_line
 from trainwarden.runfolder import RunFolder, RunFolderError, base_folder, write_whole
 
@@ -239,3 +240,33 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path, mon
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["run.json", "token", "ledger.json"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "noise"])
+def test_what_is_no_file_of_ours_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    folder = RunFolder("run", tmp_path)
+    path = folder.path / name
+    folder.path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path, 0o600)
+    elif kind == "folder":
+        path.mkdir(0o700)
+    else:
+        path.write_bytes(b"\xff\xfe" * 20)
+        path.chmod(0o600)
+    read = {"run.json": folder.identity, "token": folder.token, "ledger.json": folder.ledger}[name]
+    found: list[BaseException] = []
+
+    def refuse() -> None:
+        try:
+            read()
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert len(found) == 1
+    assert isinstance(found[0], RunFolderError | PlanError)
+    assert str(path) in str(found[0])

@@ -143,3 +143,14 @@ def test_a_range_of_steps_over_several_files_is_found_without_reading_each_file_
     assert list(found.steps) == list(range(3500, 4400))
     assert time.process_time() - began < 2
     assert list(look(tmp_path, 4999, 1000, 2500).steps) == [1000, 2500, 4999]
+
+
+@pytest.mark.parametrize("world", ["x", 2.5, -1, 10**12, [2], None, True])
+def test_a_start_event_that_is_damaged_costs_what_it_would_have_told(tmp_path: Path, world: Any) -> None:
+    journal(tmp_path, 0, "s", range(1, 4), world_size=world, loader=[1], dataset={"a": 1}, dataset_size="x", seed=3)
+    found = look(tmp_path, 2)
+    start = found.steps[2][0].start
+    assert start is not None
+    assert "seed" in start
+    assert not {"loader", "dataset", "dataset_size", "world_size"} & set(start)
+    assert found.notices == []

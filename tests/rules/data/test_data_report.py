@@ -165,3 +165,21 @@ def test_torch_stays_unimported_until_rows_are_asked_for(tmp_path: Path) -> None
     )
     ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_damaged_values_are_left_out_and_a_damaged_order_says_so() -> None:
+    nested = {"a": {"b": 1.0}}
+    signals: dict[str, Any] = {"loss": {"all": 1.0}, "source_share": nested, "loss_expected": 2.0}
+    step = Step(seq=1, step=1, time=1.0, signals=signals, samples=[(0, 2)])
+    record = Record(0, "start", 0, step, {"loader": {"order": "\x1b[31m", "seed": []}})
+
+    def rebuild(start: Any) -> Any:
+        raise KeyError("reserve")
+
+    found = assemble("r", None, Found({1: [record]}), Asked(rebuild))
+    rank = found["steps"][0]["ranks"][0]
+    assert {"loss", "source_share", "loss_expected"} & set(rank) == {"loss_expected"}
+    assert rank["unknown"] == "the order cannot be rebuilt: KeyError: 'reserve'"
+    written = io.StringIO()
+    to_text(found, Console(file=written, width=200))
+    assert "\x1b" not in written.getvalue()
