@@ -111,9 +111,8 @@ class SideGroup(threading.Thread):
         self.hurry()
         if not self.is_alive():
             return
-        self.join(
-            LEAVE_SECONDS
-        )  # no longer: the round may wait for a rank that never comes, and the thread is a daemon
+        # No longer: the round may wait for a rank that never comes, and the thread is a daemon.
+        self.join(LEAVE_SECONDS)
 
     # The thread's own.
 
