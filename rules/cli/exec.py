@@ -63,7 +63,7 @@ def exec(
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, environment)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # an empty word is no command, either
         fail(f"trainwarden exec: {command[0]}: no such command", 127)
     except OSError as error:
         fail(f"trainwarden exec: {command[0]}: cannot be started: {error.strerror}", 126)

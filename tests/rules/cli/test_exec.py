@@ -39,6 +39,8 @@ def test_it_becomes_its_command_with_its_process_its_code_and_its_signals(tmp_pa
 def test_what_cannot_be_run_is_one_sentence_and_a_code_that_shells_know(tmp_path: Path) -> None:
     absent = run("--", "no-such-trainer", "x")
     assert (absent.returncode, absent.stderr) == (127, "trainwarden exec: no-such-trainer: no such command\n")
+    empty = run("--", "")
+    assert (empty.returncode, empty.stderr) == (127, "trainwarden exec: : no such command\n")
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
     refused = run("--", str(script))
