@@ -145,7 +145,10 @@ class Observer:
             self._still = 0
         elif self._still is not None:
             self._still += 1
-            if self._still == STILL:
+            replayed = self._notices.count("graph") or self._notices.count(
+                "silence"
+            )  # a graph steps it, and that is said
+            if self._still == STILL and not replayed:
                 self._notices.say(
                     "still",
                     f"no optimizer that the exporter was given stepped in the last {STILL} steps: norms, updates and moments are "
