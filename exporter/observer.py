@@ -145,9 +145,8 @@ class Observer:
             self._still = 0
         elif self._still is not None:
             self._still += 1
-            replayed = self._notices.count("graph") or self._notices.count(
-                "silence"
-            )  # a graph steps it, and that is said
+            # Where a graph is replayed the optimizer steps unseen, and that is said already.
+            replayed = any(self._notices.count(said) for said in ("graph", "silence"))
             if self._still == STILL and not replayed:
                 self._notices.say(
                     "still",
