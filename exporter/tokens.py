@@ -221,7 +221,7 @@ def _whole(value: Any) -> Tensor | None:
     if isinstance(value, torch.Tensor):
         value = local(value)
         of_numbers = not (value.is_floating_point() or value.is_complex())
-        if not of_numbers or not value.ndim or not value.numel():
+        if not of_numbers or value.layout is not torch.strided or not value.ndim or not value.numel():
             return None
         wide: Tensor = value.to(torch.int64) if value.dtype in _WITHOUT_OPERATIONS else value
         return wide

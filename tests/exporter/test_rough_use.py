@@ -59,6 +59,13 @@ def test_token_ids_of_the_types_that_token_files_have_are_read(tmp_path: Path, d
     assert "batch_hash" in first
 
 
+def test_a_batch_of_sparse_ids_costs_its_own_fingerprint_alone(tmp_path: Path) -> None:
+    model, optimizer, exporter = begun(tmp_path)
+    ids = torch.ones(4, 12, dtype=torch.int64)
+    train(model, optimizer, exporter, 2, each=lambda step: exporter.batch(ids.to_sparse() if step == 1 else ids))
+    assert ["batch_hash" in record.signals for record in steps(exporter, tmp_path)] == [False, True]
+
+
 @pytest.mark.parametrize("step", ["x", 10**30, float("nan"), None, [1]])
 def test_an_event_at_a_step_that_is_no_number_is_kept_and_its_journal_stays_readable(tmp_path: Path, step: Any) -> None:
     model, optimizer, exporter = begun(tmp_path)
