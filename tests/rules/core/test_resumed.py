@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,27 @@ def test_any_cut_and_any_restart_gives_the_same_incidents_and_notices(
     size: int, again: int, whole: tuple[list[Any], list[Any]]
 ) -> None:
     assert played(inputs(size, wrong), again) == whole
+
+
+@pytest.mark.parametrize(("begun", "fires"), [(0, False), (20, True)])
+def test_a_rate_that_stays_where_a_short_warm_up_left_it_is_restored(begun: int, fires: bool) -> None:
+    """The line through the warm-up would lead further up; a schedule that begins anew is seen all the same."""
+
+    def warmed(since: int) -> Callable[[int, dict[str, Any]], None]:
+        def change(step: int, signals: dict[str, Any]) -> None:
+            signals["lr"] = {"all": 1e-3 * min(1.0, (step - since) / 5)}
+
+        return change
+
+    source = {"resumed_from": {"attempt": 0, "step": 20, "path": "c"}}
+    found = Played(new_state(SETTINGS, PACK))
+    for attempt in (
+        Attempt(last=20, changes=[warmed(0)]),
+        Attempt(number=1, first=21, last=60, start=source, changes=[warmed(begun)], began=1e9 + 1e4),
+    ):
+        for line in attempt.lines():
+            found.take(Steps(attempt.who, 0, (line,)) if isinstance(line, Step) else Happened(attempt.who, 0, line))
+    assert any("TrainingResumeLr" in one["alerts"] for one in found.incidents) is fires
 
 
 def test_what_is_compared_is_forgotten_when_it_is_over() -> None:
