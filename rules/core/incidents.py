@@ -337,16 +337,16 @@ def _summary(incident: Incident, facts: Facts) -> str:
     words = incident.verdict.replace("_", " ")
     said = [f"{words} from step {incident.onset}{in_words(incident)}"]
     if facts.trend is not None and len(facts.loss):
-        finite = facts.loss[facts.loss == facts.loss]
-        if lasted and len(finite):
-            usual = float(facts.trend.at(facts.steps[:1])[0])
-            said.append(
-                f"loss up to {float(finite.max()):.4g} against {usual:.4g}, high over {counted(lasted, 'step')}"
-            )
+        most = float(np.nanmax(facts.loss, initial=-np.inf))
+        usual = float(facts.trend.at(facts.steps[:1])[0])
+        if lasted and most > usual:  # where the loss is NaN what is left of it may be usual
+            said.append(f"loss up to {most:.4g} against {usual:.4g}, high over {counted(lasted, 'step')}")
     told = [one.says for one in incident.findings if one.kind in IN_WORDS]
     said += [f"{says[0].lower()}{says[1:-1]}" for says in dict.fromkeys(told)]
-    cause = "cause undetermined" if incident.cause == "undetermined" else f"cause {incident.cause.replace('_', ' ')}"
-    said.append(f"{cause} (confidence {incident.confidence:.2f})")
+    if incident.cause == "undetermined":
+        said.append("cause undetermined")
+    else:
+        said.append(f"cause {incident.cause.replace('_', ' ')} (confidence {incident.confidence:.2f})")
     text = ", ".join(said) + "."
     return text[0].upper() + text[1:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -55,6 +56,20 @@ def test_the_scope_and_the_summary_name_the_module_and_what_it_was_doing() -> No
     says = "The first module that was not finite is transformer.h.3.mlp, in the forward pass of step 301."
     assert says in [one["says"] for one in incident["evidence"]]
     assert "transformer.h.3.mlp" in incident["summary"]
+
+
+def test_the_summary_has_no_height_where_no_finite_loss_was_high() -> None:
+    def gradient_first(step: int, signals: dict[str, Any]) -> None:
+        if step == 301:
+            signals["grad_norm"], signals["loss"] = {"all": math.nan}, signals["loss"] - 0.05
+        elif step > 301:
+            signals["grad_norm"], signals["loss"] = {"all": math.nan}, math.nan
+
+    run = core()
+    run.play(broke(changes=[gradient_first]))
+    incident = only(run.incidents)
+    assert incident["verdict"] == "nonfinite"
+    assert "against" not in incident["summary"]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 400])
