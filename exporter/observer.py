@@ -213,7 +213,9 @@ class Observer:
         self.sheet.tensors = [entry for entry in self.sheet.tensors if id(entry) not in put]
         if id(optimizer) in self._updated:
             self._updated.discard(id(optimizer))
-            self.sheet.host["updates"] -= 1
+            left = self.sheet.host.pop("updates", 1) - 1
+            if left:
+                self.sheet.host["updates"] = left
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
