@@ -472,7 +472,10 @@ def _readable(tensor: Tensor) -> Tensor | None:
 
 
 def _norm(x: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x, dtype=accumulation(x))
+    """Return the L2 norm; on a CPU over those of the rows, which is nearer and takes half the time."""
+    dtype = accumulation(x)
+    rows = torch.linalg.vector_norm(x, dim=-1, dtype=dtype) if x.ndim > 1 and x.device.type == "cpu" else x
+    found: Tensor = torch.linalg.vector_norm(rows, dtype=dtype)
     return found
 
 

@@ -102,22 +102,28 @@ def _decay(optimizer: torch.optim.Optimizer, group: Group) -> Any:
     return group["lr"] * group["weight_decay"] if decoupled and group["weight_decay"] else 0.0
 
 
-def adam_directions(first: list[Tensor], second: list[Tensor], epsilons: list[Tensor]) -> list[Tensor]:
+def adam_directions(
+    first: list[Tensor], second: list[Tensor], epsilons: list[Tensor], scratch: Tensor | None = None
+) -> list[Tensor]:
     """Return m / (sqrt(v) + eps * sqrt(c2)) for blocks of the two moments: the update up to its rate, its decay and its sign.
 
     With u = lr / c1 * m / (sqrt(v) / sqrt(c2) + eps) and decay k = lr * weight_decay, the old parameter is
     (p + u) / (1 - k) and the whole update u + k * old = (u + k * p) / (1 - k), which is rate * direction + decay * p. Its norm
-    follows from those of direction and parameter and from their product: no factor has to go through memory.
+    follows from those of direction and parameter and from their product: no factor has to go through memory. The direction of a single
+    block is made in ``scratch`` where that is given and of its type: memory that is new for each block costs more than the roots.
     """
-    directions = _roots(second)
+    directions = _roots(second, scratch)
     for direction, moment, epsilon in zip(directions, full_precision(first), epsilons, strict=True):
         direction.add_(epsilon)
         torch.div(moment, direction, out=direction)
     return directions
 
 
-def _roots(tensors: list[Tensor]) -> list[Tensor]:
+def _roots(tensors: list[Tensor], scratch: Tensor | None) -> list[Tensor]:
     """Return square roots in float32 or better; a tensor that had to be copied for it is not copied twice."""
+    if scratch is not None and len(tensors) == 1 and tensors[0].dtype is scratch.dtype:
+        out = scratch[: tensors[0].numel()]
+        return [torch.sqrt(tensors[0], out=out)]
     wide = full_precision(tensors)
     if any(copy is tensor for copy, tensor in zip(wide, tensors, strict=True)):
         return list(torch._foreach_sqrt(wide))

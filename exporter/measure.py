@@ -28,7 +28,7 @@ def accumulation(tensor: Tensor) -> torch.dtype:
 class Reach:
     """Tells whether squares may be summed in float32: where they neither overflow nor vanish, which is three times as fast on a CPU.
 
-    What was measured lately decides, by quantity. The first few times, every now and then, and for a while after something was out of
+    What was measured lately decides, by quantity. The first times, every now and then, and for a while after something was out of
     reach, sums are in float64. So one measurement can be wrong, the first of values that jumped by four orders of magnitude at least
     and past 1e18; it is infinite then. On CUDA sums are in float64 always: they cost nothing there.
     """
@@ -36,7 +36,7 @@ class Reach:
     #: Root mean square and norm within which float32 is right to a part in 10 million.
     LOWEST, LARGEST = 1e-17, 1e17
     #: Measurements in float64 at the beginning, after something was out of reach, and how often in between.
-    FIRST, AFTER, EVERY = 8, 64, 32
+    FIRST, AFTER, EVERY = 2, 64, 32
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
@@ -139,6 +139,10 @@ def _host_norm(tensor: Tensor, wide: bool) -> Tensor:
     if double and tensor.numel() <= HOST_BLOCK:
         found: Tensor = torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
         return found
+    if not double and tensor.dtype is torch.float32 and tensor.numel() <= HOST_BLOCK and tensor.numel() % ROW == 0:
+        rows = torch.linalg.vector_norm(flat(tensor).view(-1, ROW), 2.0, dim=1)
+        of_rows: Tensor = torch.linalg.vector_norm(rows, 2.0, dtype=torch.float64)
+        return of_rows
     parts = []
     for piece in torch.split(flat(tensor), HOST_BLOCK):
         if double:

@@ -102,6 +102,7 @@ class OptimizerState(Probe):
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._last_groups: dict[str, float] = {}
+        self._scratch: Tensor | None = None
 
     def after(self, update: Update) -> None:
         """Go through parameters and state once."""
@@ -112,8 +113,12 @@ class OptimizerState(Probe):
         for group in update.optimizer.param_groups:
             members = [(place[id(parameter)], parameter) for parameter in group["params"] if id(parameter) in place]
             for chunk in _chunks(update, group, members):
-                look = _look_packed if chunk.packed else _look
-                for name, numbers in look(chunk, group, is_sgd(update.optimizer), wide):
+                if chunk.device.type == "cpu" and not chunk.packed and self._scratch is None:
+                    self._scratch = torch.empty(HOST_BLOCK)
+                scratch = self._scratch if chunk.device.type == "cpu" else None
+                sgd = is_sgd(update.optimizer)
+                seen = _look_packed(chunk, group, sgd) if chunk.packed else _look(chunk, group, sgd, wide, scratch)
+                for name, numbers in seen:
                     chunk.put(found, name, numbers)
         for (_, name), (indices, numbers_of) in found.items():
             entry, _, moment = name.partition(".")
@@ -243,7 +248,9 @@ class OptimizerState(Probe):
         return found
 
 
-def _look(chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bool]) -> Iterator[tuple[str, Tensor]]:
+def _look(
+    chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bool], scratch: Tensor | None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield what is measured of a chunk by its name, a number for each block."""
     lists = chunk.lists
     yield "weight_norms", norms_of(lists["param"], wide["weight"])
@@ -252,7 +259,7 @@ def _look(chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bo
             yield f"moment_norms.{moment}", norms_of(lists[moment], wide[moment])
     if "epsilon" in lists and lists.keys() >= set(MOMENTS):
         second = lists["max_exp_avg_sq"] if group["amsgrad"] else lists["exp_avg_sq"]
-        directions = adam_directions(lists["exp_avg"], second, lists["epsilon"])
+        directions = adam_directions(lists["exp_avg"], second, lists["epsilon"], scratch)
         pairs = zip(directions, full_precision(lists["param"]), strict=True)
         yield "direction_products", torch.stack([torch.dot(direction, param) for direction, param in pairs])
         yield "direction_norms", norms_of(directions, wide["update"])
@@ -264,9 +271,7 @@ def _look(chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bo
         )
 
 
-def _look_packed(
-    chunk: _Chunk, group: dict[str, Any], sgd: bool, wide: Mapping[str, bool]
-) -> Iterator[tuple[str, Tensor]]:
+def _look_packed(chunk: _Chunk, group: dict[str, Any], sgd: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield the same of small tensors on a CPU, in as many calls however many they are. Sums are in float64."""
     sizes = [tensor.numel() for tensor in chunk.lists["param"]]
     of = segments(sizes)
