@@ -30,7 +30,7 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy strict
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
 
-bench: $(STAMP) ## measure what the exporter costs a step, into .bench/overhead.json (5 to 15 minutes, best where nothing else runs)
+bench: $(STAMP) ## measure what the exporter costs a step, into .bench/overhead.json (10 to 30 minutes, best where nothing else runs)
 	@mkdir -p .bench
 	@$(BIN)/python bench/overhead.py --output .bench/overhead.json $(ARGS)
 

@@ -58,7 +58,9 @@ class Ours:
     """The exporter, costly probes at every ``cadence``-th step."""
 
     def __init__(self, cadence: int, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-        self.exporter = Exporter(model, optimizer, run="bench", dir=folder, port=0, reader_seconds=0.0, cadence=cadence)
+        self.exporter = Exporter(
+            model, optimizer, run="bench", dir=folder, port=0, reader_seconds=0.0, cadence=cadence, preflight=False
+        )
 
     def computed(self, loss: Tensor) -> None:
         """Nothing: hooks see what is to be seen."""
