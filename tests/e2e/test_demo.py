@@ -93,6 +93,10 @@ def what_daemon_and_receiver_were_given(layout: Layout) -> dict[str, bytes]:
     return found
 
 
+#: The data set's shards, as the start event tells them: name, first row and the row behind the last.
+LAYOUT = re.compile(rb'"shards":\[(?:\["[^"]*",\d+,\d+\],?)+\]')
+
+
 def test_it_exits_0_and_keeps_its_promises(ran: Ran) -> None:
     assert ran.code == 0, ran.output
     summary = ran.read("summary.json")
@@ -122,6 +126,9 @@ def test_nothing_that_daemon_and_receiver_were_given_says_where_the_poison_is(ra
     for name, content in ran.given.items():
         if name.endswith((".db", ".db-wal", ".db-shm")):
             continue  # pages of a database hold any bytes; its dump is looked at
+        for layout in LAYOUT.findall(content):
+            assert layout.count(b"],[") >= 10  # all shards, the poisoned one among them: that says nothing
+        content = LAYOUT.sub(b"", content)
         found = telling.search(content)
         assert found is None, f"{name}: {content[max(0, found.start() - 80) : found.end() + 80]!r}"
 
