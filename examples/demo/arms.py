@@ -70,10 +70,10 @@ def training_command(layout: Layout, arm: str, seed: int, scale: Scale) -> list[
     ]
 
 
-def start_comparison(layout: Layout, arm: str, seed: int, scale: Scale) -> Process:
+def start_comparison(among: list[Process], layout: Layout, arm: str, seed: int, scale: Scale) -> Process:
     """Start the ``clean`` or the ``untreated`` run: the same training, with nobody who would act."""
     command = training_command(layout, arm, seed, scale)
-    return start(arm, command, layout.arm(arm) / "train.log", {"TRAINWARDEN_DIR": str(layout.runs(arm))})
+    return start(among, arm, command, layout.arm(arm) / "train.log", {"TRAINWARDEN_DIR": str(layout.runs(arm))})
 
 
 def substitute(layout: Layout, arm: str, ranges: Ranges) -> None:

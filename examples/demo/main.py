@@ -108,7 +108,7 @@ def _compare(screen: Screen, layout: Layout, answer: Answer, seed: int, scale: S
     arms.substitute(layout, "clean", answer.ranges)
     with ending([]) as processes:
         for arm, what in (("clean", "trains without the poison"), ("untreated", "trains on it, and nobody acts")):
-            processes.append(arms.start_comparison(layout, arm, seed, scale))
+            arms.start_comparison(processes, layout, arm, seed, scale)
             screen.say(arm, what)
         stories = {process.name: RunStory(screen, layout, process.name, scale.steps) for process in processes}
         running = list(processes)
@@ -130,16 +130,15 @@ def _treat(screen: Screen, layout: Layout, seed: int, scale: Scale) -> list[dict
     screen.title("2. The same run again, watched: trainer, daemon and receiver are three processes")
     addresses = arms.configure(layout)
     with ending([]) as processes:
-        daemon = start("the daemon", arms.daemon_command(layout), arms.log_of(layout, "daemon"))
-        processes.append(daemon)
-        receiver = start("the receiver", arms.receiver_command(layout), arms.log_of(layout, "receiver"))
-        processes.append(receiver)
+        daemon = start(processes, "the daemon", arms.daemon_command(layout), arms.log_of(layout, "daemon"))
+        receiver = start(processes, "the receiver", arms.receiver_command(layout), arms.log_of(layout, "receiver"))
         _wait_for(lambda: is_up(addresses.daemon) and is_up(addresses.receiver), [daemon, receiver])
         config, settings = shown(layout.ops / "trainwarden.yml"), shown(layout.ops / "receiver.yml")
         screen.say("daemon", f"trainwarden run --config {config}  (http://{addresses.daemon})")
         screen.say("receiver", f"trainwarden receiver --config {settings}  (http://{addresses.receiver})")
-        trainer = start("the training", arms.supervise_command(layout, seed, scale), arms.log_of(layout, "train"))
-        processes.append(trainer)
+        trainer = start(
+            processes, "the training", arms.supervise_command(layout, seed, scale), arms.log_of(layout, "train")
+        )
         screen.say("supervisor", "trainwarden supervise --run demo -- python -m trainwarden.demo.train …")
 
         run = RunStory(screen, layout, "treated", scale.steps, voice="trainer")

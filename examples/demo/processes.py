@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +66,15 @@ class Process:
         return "\n".join(f"    {line}" for line in lines) or "    (empty)"
 
 
-def start(name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> Process:
-    """Start a program with ``environment`` added to this process' own; it appends to ``log``.
+def start(
+    among: list[Process], name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None
+) -> Process:
+    """Start a program with ``environment`` added to this process' own, and add it to ``among``; it appends to ``log``.
 
     What the caller's shell has set for trainwarden is left out: it would outweigh the configuration files.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINWARDEN_")}
-    with log.open("ab") as output:
+    with log.open("ab") as output, _undisturbed():
         popen = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -79,7 +82,29 @@ def start(name: str, command: Sequence[str], log: Path, environment: dict[str, s
             stderr=subprocess.STDOUT,
             env={**inherited, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
-    return Process(name, list(command), popen, log)
+        process = Process(name, list(command), popen, log)
+        among.append(process)
+    return process
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM: a program that is being started must be known of before the demo is ended."""
+    if threading.current_thread() is not threading.main_thread():  # nobody interrupts another thread
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

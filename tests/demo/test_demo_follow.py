@@ -65,14 +65,14 @@ def test_all_runs_are_given_the_same_training(tmp_path: Path) -> None:
 
 def test_settings_of_the_callers_shell_do_not_reach_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWARDEN_MODE", "observe")
-    process = start("printer", ["env"], tmp_path / "log", {"TRAINWARDEN_DIR": "/somewhere"})
+    process = start([], "printer", ["env"], tmp_path / "log", {"TRAINWARDEN_DIR": "/somewhere"})
     process.popen.wait()
     said = (tmp_path / "log").read_text().splitlines()
     assert [line for line in said if line.startswith("TRAINWARDEN_")] == ["TRAINWARDEN_DIR=/somewhere"]
 
 
 def test_a_program_that_fails_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
-    process = start("the trainer", ["sh", "-c", "echo out of memory; exit 7"], tmp_path / "log")
+    process = start([], "the trainer", ["sh", "-c", "echo out of memory; exit 7"], tmp_path / "log")
     process.popen.wait()
     with pytest.raises(DemoError, match=r"(?s)the trainer ended with exit code 7.*out of memory"):
         process.done()

@@ -16,6 +16,8 @@ from .syntax import Binary, By, Call, Matcher, Negative, Not, Number, Option, Se
 
 #: Longer expressions are refused: nobody can read one, and the tree is walked recursively.
 LONGEST = 4_000
+#: Brackets of an expression that may be open at once: what walks its tree goes as deep.
+DEEPEST = 100
 
 _WORDS = MappingProxyType(
     {
@@ -101,6 +103,8 @@ class Parser:
             raise ExpressionError(0, "the expression is empty")
         if len(text) > LONGEST:
             raise ExpressionError(0, f"the expression has {len(text)} characters, more than {LONGEST}")
+        if _brackets(text) > DEEPEST:
+            raise ExpressionError(0, "the expression is nested too deeply")
         try:
             tree: Tree = _Build().transform(self._lark.parse(text))
         except UnexpectedCharacters as error:
@@ -119,6 +123,18 @@ class Parser:
         except LarkError as error:
             raise ExpressionError(0, str(error)) from None
         return tree
+
+
+def _brackets(text: str) -> int:
+    """Return how many brackets are open at once at most. What is within quotes counts too: nobody nests brackets there."""
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    return deepest
 
 
 def _strange(text: str, offset: int) -> str:

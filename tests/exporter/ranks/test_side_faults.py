@@ -247,6 +247,7 @@ for name in ("all", "one"):
         time.sleep(0.01)
     exporter.close()
     say(**{name: [side is not None, side is not None and side.open, exporter.notices]})
+    dist.barrier()  # rank 0 holds the store through which the others agree
 """
     ended = run(body, tmp_path, world=3)
     for each in ended:

@@ -101,7 +101,7 @@ def test_a_recorded_expression_is_looked_through() -> None:
         ("slope_t(loss[2]) > 3", "expr/unknown slope_t(loss[2]) > 3"),
         ("stddev(loss[1]) > 3", "expr/unknown stddev(loss[1]) > 3"),
         ("loss > 1 and zscore(loss[2] offset 5) > 3", "expr/unknown zscore(loss[2] offset 5) > 3"),
-        ("activation_rms > 3 or activation_rms < 1", "expr/unrecorded activation_rms > 3 or activation_rms < 1"),
+        ("update_norm > 3 or update_norm < 1", "expr/unrecorded update_norm > 3 or update_norm < 1"),
     ],
 )
 def test_what_is_unknown_at_every_step_is_found(expression: str, says: str) -> None:
