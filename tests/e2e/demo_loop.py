@@ -62,9 +62,7 @@ class DemoLoop:
         return self._start(name, command)
 
     def _start(self, name: str, command: list[str]) -> Process:
-        process = start(name, command, self.layout.ops / f"{name}.log")
-        self.processes.append(process)
-        return process
+        return start(self.processes, name, command, self.layout.ops / f"{name}.log")
 
     def look(self) -> None:
         """Read what is new in the journals."""
