@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry
 from torch import nn
 
 from trainwarden.record import Header
@@ -49,6 +48,7 @@ from .probes.sources import Sources
 from .probes.step_time import StepTime
 from .probes.update_applied import UpdateApplied
 from .recorder import Recorder
+from .rendered import Rendered
 from .reports import Reports
 from .series import Page
 from .serving import Serving
@@ -169,12 +169,10 @@ def assemble(
             if fields[name] is not None
         }
     )
-    registry = CollectorRegistry()
-    registry.register(page)
     application = Application(
         identity,
         ring,
-        registry,
+        Rendered(page),
         _token(folder, notices),
         start_line=lambda: recorder.start_line,
         folder=lambda start_id: _journal_of(folder, start_id, identity.rank),

@@ -7,6 +7,7 @@ listening socket and the connections it inherited, so that it never holds the po
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import io
 import os
@@ -22,8 +23,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from .identity import Identity
 from .sinks.journal import bounds, first_seq, read_after
@@ -33,6 +32,8 @@ from .sinks.ring import Ring
 DEFAULT_LIMIT, MAX_LIMIT = 1000, 10000
 #: Seconds after which a silent connection is closed, and connections served at once.
 IDLE_SECONDS, MAX_CONNECTIONS = 75.0, 64
+#: Seconds between two looks whether to stop. Each takes the interpreter from the trainer; a connection is seen at once.
+POLL_SECONDS = 0.5
 
 Headers = list[tuple[str, str]]
 Answer = tuple[str, Headers, bytes]
@@ -41,13 +42,16 @@ TEXT: Headers = [("Content-Type", "text/plain; charset=utf-8")]
 
 
 class Application:
-    """The WSGI application of one exporter. ``folder`` finds an earlier start's journal by its id."""
+    """The WSGI application of one exporter. ``folder`` finds an earlier start's journal by its id.
+
+    ``metrics`` returns the page and its content type for an ``Accept`` header.
+    """
 
     def __init__(
         self,
         identity: Identity,
         ring: Ring,
-        registry: CollectorRegistry,
+        metrics: Callable[[str], tuple[bytes, str]],
         token: str | None,
         start_line: Callable[[], bytes | None],
         folder: Callable[[str], Path | None],
@@ -55,7 +59,7 @@ class Application:
     ) -> None:
         self._identity = identity
         self._ring = ring
-        self._registry = registry
+        self._metrics = metrics
         self._token = token
         self._start_line = start_line
         self._folder = folder
@@ -82,8 +86,8 @@ class Application:
                 )
                 return status, [*headers, ("WWW-Authenticate", 'Bearer realm="trainwarden"')], body
         if path == "/metrics":
-            encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-            return "200 OK", [("Content-Type", content_type)], encoder(self._registry)
+            page, content_type = self._metrics(environ.get("HTTP_ACCEPT", ""))
+            return "200 OK", [("Content-Type", content_type)], page
         if path == "/-/healthy":
             return "200 OK", TEXT, b"healthy\n"
         if path == "/-/ready":
@@ -256,7 +260,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return port
 
     def _serve(self) -> None:
-        self.serve_forever(poll_interval=0.05)
+        self.serve_forever(poll_interval=POLL_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread for a connection; one too many is closed at once."""
@@ -281,6 +285,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def stop(self) -> None:
         """Stop to listen and close what is open."""
         _servers.discard(self)
+        with contextlib.suppress(OSError):  # wakes the thread on Linux; elsewhere it looks by itself
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         self.server_close()
         with self._guard:

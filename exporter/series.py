@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -187,6 +188,11 @@ class Page(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families as they are now."""
+        for family in self.families():
+            yield family.metric()
+
+    def families(self) -> list[Family]:
+        """Return all families as they are now. The series of one are only ever added to, at the end."""
         now = time.monotonic()
         with self._lock:
             loss, grad = self._loss.extremes(now), self._grad.extremes(now)
@@ -198,31 +204,51 @@ class Page(Collector):
                 self._put(name, (), value)
             values = {name: dict(items) for name, items in self._values.items()}
             info, exemplar = dict(self._info), self._exemplar
-        yield InfoMetricFamily(
-            "train_run",
-            "Identity of the run; join it on run and rank.",
-            {"run": self._base[0], "rank": self._base[1], **info},
-        )
+        run, rank = self._base
+        identity = Family("train_run", "Identity of the run; join it on run and rank.", "info", self._base)
+        identity.info = {"run": run, "rank": rank, **info}
+        found = [identity]
         for signal in PROBED:
             shown = exemplar if signal.name == "samples_seen" else None
-            yield self._family(
-                signal.series, signal.help, signal.type, signal.labels, values.get(signal.series, {}), shown
-            )
+            of_it = values.get(signal.series, {})
+            found.append(Family(signal.series, signal.help, signal.type, self._base, signal.labels, of_it, shown))
         for series in DERIVED:
-            yield self._family(series.name, series.help, series.type, series.labels, values.get(series.name, {}), None)
+            of_it = values.get(series.name, {})
+            found.append(Family(series.name, series.help, series.type, self._base, series.labels, of_it))
+        return found
 
-    def _family(
-        self, name: str, help_: str, kind: str, labels: Labels, values: dict[Labels, float], exemplar: Exemplar | None
-    ) -> Metric:
-        names = ("run", "rank", *labels)
-        if kind == "counter":
-            counter = CounterMetricFamily(name.removesuffix("_total"), help_, labels=names)
-            for key, value in values.items():
-                counter.add_metric((*self._base, *key), value, exemplar=exemplar)
+
+@dataclass(slots=True)
+class Family:
+    """The series of one name as they are at one moment. ``type`` is counter, gauge or info."""
+
+    name: str
+    help: str
+    type: str
+    base: Labels
+    labels: Labels = ()
+    values: dict[Labels, float] = field(default_factory=dict)
+    exemplar: Exemplar | None = None
+    info: dict[str, str] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing of a series but its value can change."""
+        return self.info is None and self.exemplar is None
+
+    def metric(self) -> Metric:
+        """Return it as the library's own kind."""
+        if self.info is not None:
+            return InfoMetricFamily(self.name, self.help, self.info)
+        names = ("run", "rank", *self.labels)
+        if self.type == "counter":
+            counter = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=names)
+            for key, value in self.values.items():
+                counter.add_metric((*self.base, *key), value, exemplar=self.exemplar)
             return counter
-        gauge = GaugeMetricFamily(name, help_, labels=names)
-        for key, value in values.items():
-            gauge.add_metric((*self._base, *key), value)
+        gauge = GaugeMetricFamily(self.name, self.help, labels=names)
+        for key, value in self.values.items():
+            gauge.add_metric((*self.base, *key), value)
         return gauge
 
 
