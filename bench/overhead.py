@@ -168,7 +168,8 @@ def summary(blocks: dict[str, list[tuple[list[float], float]]]) -> dict[str, Any
             continue
         totals = np.array([sum(seconds) for seconds, _ in blocks[arm]])
         found[f"ratio_{arm}_mid"], found[f"ratio_{arm}"] = interval(totals, base)
-        found[f"cpu_ratio_{arm}"] = interval(np.array([cpu for _, cpu in blocks[arm]]), base_cpu)[0]
+        cpu = np.array([cpu for _, cpu in blocks[arm]])
+        found[f"cpu_ratio_{arm}_mid"], found[f"cpu_ratio_{arm}"] = interval(cpu, base_cpu)
     # Steps 2 to 11 of a block are timed; the tenth is due, and all others are not.
     probed = np.array([seconds[CADENCE - 2] for seconds, _ in blocks["default"]])
     found["ratio_probed_step"] = interval(probed, base / CADENCE)[0]

@@ -28,7 +28,7 @@ from .side import SideGroup
 from .staging import Staged
 
 #: Shortest and longest time between two looks for new items; in between, an eighth of the time from item to item.
-POLL_SECONDS = (0.005, 0.05)
+POLL_SECONDS = (0.005, 0.1)
 #: Seconds between two looks for values that are still on their way.
 WORD_SECONDS = 0.002
 #: Longest time that a record waits for those behind it before it goes to the disk.

@@ -291,11 +291,12 @@ class Inside:
             return
         query, key = query.detach(), key.detach()
         with torch.autocast(query.device.type, enabled=False) if torch._C._is_any_autocast_enabled() else nullcontext():
-            found.put("bound", -1, bound(query, key, scale))
             found.put("sampled", -1, sampled(query, key, None if mask is None else mask.detach(), causal, scale))
-        largest = log_sum_exp(output, query.shape[-2])
-        if largest is not None:
-            found.put("lse", -1, largest)
+            largest = log_sum_exp(output, query.shape[-2])
+            if largest is not None:
+                found.put("lse", -1, largest)
+            else:  # both lie above the maximum: the bound further, and at the price of reading queries and keys
+                found.put("bound", -1, bound(query, key, scale))
 
     def weighed(self, scores: Tensor) -> None:
         """See :class:`exporter.hooks.attention.AttentionListener`."""

@@ -8,6 +8,7 @@ enter the softmax: scaled, with what a float mask adds. Everything stays on the 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -56,7 +57,6 @@ def sampled(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale
     some = query[..., first::step, :].to(dtype) * scale_of(query, scale)
     if mask is not None and mask.ndim > 1 and mask.shape[-2] == length:
         mask = mask[..., first::step, :]
-    places = torch.arange(first, length, step, device=query.device).unsqueeze(-1) if causal else None
     together = max(1, COPIED // (query.shape[:-2].numel() * query.shape[-1]))
     found: Tensor | None = None
     for begin in range(0, keys, together):
@@ -64,9 +64,9 @@ def sampled(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale
         if query.ndim > 3 and query.shape[-3] != key.shape[-3]:
             part = part.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
         logits = torch.matmul(some, part.to(dtype, memory_format=torch.contiguous_format).transpose(-2, -1))
-        if places is not None:
-            seen = torch.arange(begin, begin + part.shape[-2], device=query.device)
-            logits = logits.masked_fill(seen > places, -math.inf)
+        if causal:
+            unseen = _unseen(first, length, step, begin, begin + part.shape[-2], query.device)
+            logits.masked_fill_(unseen, -math.inf)
         if mask is not None:
             of_these = mask[..., begin : begin + together] if mask.shape[-1] == keys else mask
             logits = logits.masked_fill(~of_these, -math.inf) if mask.dtype is torch.bool else logits + of_these
@@ -74,6 +74,13 @@ def sampled(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale
         found = largest if found is None else torch.maximum(found, largest)
     assert found is not None  # nobody attends to no key
     return found
+
+
+@lru_cache(maxsize=16)
+def _unseen(first: int, length: int, step: int, begin: int, end: int, device: torch.device) -> Tensor:
+    """Return which keys ``begin … end - 1`` come after each sampled row: the same in all layers and steps."""
+    rows = torch.arange(first, length, step, device=device).unsqueeze(-1)
+    return torch.arange(begin, end, device=device) > rows
 
 
 def of_scores(scores: Tensor) -> Tensor:

@@ -28,25 +28,26 @@ def accumulation(tensor: Tensor) -> torch.dtype:
 class Reach:
     """Tells whether squares may be summed in float32: where they neither overflow nor vanish, which is three times as fast on a CPU.
 
-    What was measured lately decides, by quantity. The first times, every now and then, and for a while after something was out of
-    reach, sums are in float64. So one measurement can be wrong, the first of values that jumped by four orders of magnitude at least
-    and past 1e18; it is infinite then. On CUDA sums are in float64 always: they cost nothing there.
+    What was measured lately decides, by quantity. Until the first measurement has been looked at, every now and then, and for a while
+    after something was out of reach, sums are in float64. So one measurement can be wrong, the first of values that jumped by four
+    orders of magnitude at least and past 1e18; it is infinite then. On CUDA sums are in float64 always: they cost nothing there.
     """
 
     #: Root mean square and norm within which float32 is right to a part in 10 million.
     LOWEST, LARGEST = 1e-17, 1e17
-    #: Measurements in float64 at the beginning, after something was out of reach, and how often in between.
-    FIRST, AFTER, EVERY = 2, 64, 32
+    #: Measurements in float64 after something was out of reach, and how often in between.
+    AFTER, EVERY = 64, 32
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
         self._since: dict[str, int] = {}
+        self._seen: set[str] = set()
 
     def wide(self, name: str) -> bool:
         """Say whether the next measurement of a quantity is summed in float64. Training thread."""
-        held = self._held.get(name, self.FIRST)
+        held = self._held.get(name, 0)
         since = self._since.get(name, 0) + 1
-        wide = held > 0 or since >= self.EVERY
+        wide = name not in self._seen or held > 0 or since >= self.EVERY
         self._held[name] = max(0, held - 1)
         self._since[name] = 0 if wide else since
         return wide
@@ -56,6 +57,7 @@ class Reach:
         means = values / np.sqrt(np.maximum(sizes, 1.0))
         if not bool(np.all((values <= self.LARGEST) & ((means >= self.LOWEST) | (values == 0)))):
             self._held[name] = self.AFTER
+        self._seen.add(name)
 
 
 def norms(tensors: Sequence[Tensor], indices: Sequence[int], wide: bool = True) -> Iterator[tuple[np.ndarray, Tensor]]:

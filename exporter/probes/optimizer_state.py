@@ -324,32 +324,33 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
         else:
             update.sheet.host.setdefault("adam_decays", []).append((which, decay))
     names = _needed(update, group, states, adam)
-    open_chunks: dict[tuple[torch.device, torch.dtype, frozenset[str], bool], _Chunk] = {}
+    open_chunks: dict[tuple[Any, ...], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
-        tensors = {"param": local(parameter)}
+        own = local(parameter)
+        tensors = {"param": own}
         for name in names:
-            value = update.gradients[at] if name == "grad" else state.get(name)
-            if _usable(value, tensors["param"]):
-                tensors[name] = local(value)
-        device = tensors["param"].device
-        small = device.type == "cpu" and tensors["param"].numel() <= SMALL
-        key = (device, tensors["param"].dtype, frozenset(tensors), small)
-        limit = HOST_BLOCK if device.type == "cpu" else DEVICE_BLOCK
+            value = _usable(update.gradients[at] if name == "grad" else state.get(name), own)
+            if value is not None:
+                tensors[name] = value
+        device, host = own.device, own.device.type == "cpu"
+        small = host and own.numel() <= SMALL
+        key = (device, own.dtype, small, *tensors)
+        limit = HOST_BLOCK if host else DEVICE_BLOCK
         if epsilons is not None and not small and not by_number:
             by_number = epsilons.unbind()
         for parts in (tensors,) if small else blocks(tensors):
             size = parts["param"].numel()
             if epsilons is not None and not small:
                 parts["epsilon"] = by_number[number]
-            chunk = open_chunks.get(key)
-            if chunk is not None and chunk.size + size > limit:
-                yield open_chunks.pop(key)
-                chunk = None
-            if device.type == "cpu" and size >= HOST_ALONE:
+            if host and size >= HOST_ALONE:
                 alone = _Chunk(device)
                 alone.add(update.indices[at], size, parts)
                 yield alone
                 continue
+            chunk = open_chunks.get(key)
+            if chunk is not None and chunk.size + size > limit:
+                yield open_chunks.pop(key)
+                chunk = None
             if chunk is None:
                 chunk = open_chunks[key] = _Chunk(device, packed=small)
                 if epsilons is not None and small:
@@ -359,17 +360,18 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     yield from open_chunks.values()
 
 
-def _usable(value: Any, parameter: Tensor) -> bool:
-    """Say whether a state is numbers, one for each of the parameter's: not codes of eight bits, nor rows and columns."""
+def _usable(value: Any, parameter: Tensor) -> Tensor | None:
+    """Return a state as this rank has it if it is numbers, one for each of the parameter's: not codes of eight bits, nor rows and columns."""
     if not isinstance(value, torch.Tensor):
-        return False
+        return None
     own = local(value)
-    return (
+    usable = (
         type(own) in _PLAIN
         and own.is_floating_point()
         and own.shape == parameter.shape
         and own.device == parameter.device
     )
+    return own if usable else None
 
 
 def _needed(update: Update, group: dict[str, Any], states: list[Any], adam: bool) -> tuple[str, ...]:

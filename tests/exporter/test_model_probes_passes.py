@@ -48,7 +48,8 @@ def run(folder: Path, model: nn.Module, count: int = 3, between: Any = None, **s
 def test_what_checkpointing_computes_again_is_not_counted_twice(tmp_path: Path, kind: str) -> None:
     want = run(tmp_path / "without", gpt())
     found = run(tmp_path / "with", gpt(checkpointing=kind))
-    assert [seen(record) for record in found] == [seen(record, but=("lse",)) for record in want]
+    kinds = ("lse", "bound")  # which of the two there is depends on what the kernel keeps
+    assert [seen(record, but=kinds) for record in found] == [seen(record, but=kinds) for record in want]
     assert set(found[0].signals["attention_logit"]) == {"bound", "sampled"}  # type: ignore[arg-type]
 
 

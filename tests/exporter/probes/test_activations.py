@@ -197,7 +197,10 @@ def test_the_attention_of_a_trained_model_is_seen_by_each_kind_that_it_allows(tm
     else:
         want = max(float(one.logsumexp(-1).max()) for one in every)
         assert record.value("attention_logit", "lse") == pytest.approx(want, rel=1e-5)
-        assert (record.value("attention_logit", "bound") or 0) >= largest
+        assert want >= largest
+        assert (
+            record.value("attention_logit", "bound") is None
+        )  # it would lie further above, and cost a reading of queries and keys
 
 
 @pytest.mark.parametrize("tied", [False, True])
