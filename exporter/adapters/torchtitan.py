@@ -23,6 +23,7 @@ from trainwarden.exporter.loader import Skips, WatchedLoader
 from trainwarden.exporter.loader.plain import PlainLoader
 from trainwarden.exporter.loader.stateful import StatefulLoader
 from trainwarden.exporter.loader.streams import ranks
+from trainwarden.exporter.sinks.journal import position_at
 
 #: What the adapter cannot do without, and what it is.
 NEEDED = {
@@ -152,8 +153,16 @@ class _Attached:
             self._undo.append(lambda: setattr(self._trainer, "dataloader", loader))
 
     def _place(self, step: int) -> None:
-        """Number on after ``step`` steps: a stream has one endless epoch here, and each step the same share of it."""
+        """Number on after ``step`` steps, where the record of that step left off.
+
+        Without that record: a stream has one endless epoch here, and each step the share of it that these ranks read. That is what was
+        read only where there were as many ranks before.
+        """
         if self._loader is None or step == 0:
+            return
+        known = position_at(list(self._exporter._folder.journal_files(rank=0))[::-1], step)
+        if known is not None:
+            self._loader.place(*known)
             return
         size = self._loader.batch_size
         if size is None:

@@ -125,6 +125,8 @@ class _Mark(msgspec.Struct):
     step: int | None = None
     samples_seen: float | None = None
     tokens: float | None = None
+    epoch: float | None = None
+    sample_position: float | None = None
 
 
 _marks = msgspec.json.Decoder(_Mark)
@@ -181,12 +183,29 @@ def totals_at(files: list[Path], step: int) -> tuple[float, float] | None:
 
     ``files`` are journal files, newest first.
     """
+    mark = _newest(files, step)
+    return None if mark is None else (mark.samples_seen or 0.0, mark.tokens or 0.0)
+
+
+def position_at(files: list[Path], step: int) -> tuple[int, int] | None:
+    """Return (epoch, position in its order) behind ``step`` as the newest record of that step has them, or None.
+
+    ``files`` are journal files, newest first.
+    """
+    mark = _newest(files, step)
+    if mark is None or mark.sample_position is None:
+        return None
+    return int(mark.epoch or 0), int(mark.sample_position)
+
+
+def _newest(files: list[Path], step: int) -> _Mark | None:
+    """Return what the newest record of a step says, None where no file that can be read has one."""
     for path in files:
         try:
             found = None
             for mark, _ in _lines(path):
                 if mark.type == "step" and mark.step == step:
-                    found = (mark.samples_seen or 0.0, mark.tokens or 0.0)
+                    found = mark
             if found is not None:
                 return found
         except OSError:

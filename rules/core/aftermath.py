@@ -140,6 +140,7 @@ def _forget_traces(run: Run) -> None:
     }
     needed.update(sorted(run.traces)[-2:])
     run.traces = {attempt: trace for attempt, trace in run.traces.items() if attempt in needed}
+    run.worlds = {attempt: world for attempt, world in run.worlds.items() if attempt in needed}
 
 
 def verify(turn: Turn, run: Run, alive: Alive, record: Step) -> None:

@@ -195,7 +195,7 @@ def _happened(turn: Turn, value: Happened) -> None:
             aftermath.started(turn, run, alive, event)
             described(turn, alive, event)
             if alive.resumed_from is not None:
-                says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}."
+                says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}{_other_ranks(alive)}."
                 turn.notice(alive.start, "resume", alive.resumed_from, says)
     elif event.kind in ANNOUNCING:
         announced(alive, event.kind)
@@ -219,6 +219,11 @@ def _happened(turn: Turn, value: Happened) -> None:
         hear(turn, alive, value.rank, event)
     if machines.failed(alive.machines, value.rank, event):
         failing.failed(turn, run, alive, event)
+
+
+def _other_ranks(alive: Alive) -> str:
+    before, now = alive.ranks_before, alive.line.world_size
+    return "" if before in (None, now) else f" with {counted(now, 'rank')} in place of {before}"
 
 
 def _checkpoint(run: Run, alive: Alive, event: Event) -> None:

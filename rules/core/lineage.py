@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from trainwarden.plan import Applied, Plan, PlanError, check_plan
 from trainwarden.record import Event
@@ -19,7 +20,7 @@ from .block import Block
 from .inputs import Start
 from .makeup import after
 from .planned import configure, inherit, next_step, of_settings
-from .resumed import Planned, departed, last_compared, parent_of, restore_check
+from .resumed import RANKS, Planned, departed, last_compared, parent_of, restore_check
 from .settings import Settings
 from .state import Alive, Executed, Rules, Run
 from .stream import Line, widen
@@ -57,6 +58,7 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
         run.past_starts.append(before.start.start_id)
         del run.past_starts[:-REMEMBERED]
         run.traces[before.start.attempt] = _line_of(before)
+        run.worlds[before.start.attempt] = before.line.world_size
         run.changes[before.start.attempt] = before.changes
         for forgotten in sorted(run.changes)[:-PLANS]:
             del run.changes[forgotten]
@@ -93,11 +95,13 @@ def describe(run: Run, alive: Alive, event: Event) -> None:
         alive.resumed_attempt = _whole(source.get("attempt"))
     if alive.resumed_from is not None:
         # The attempt that wrote the checkpoint; where it is not remembered, the newest one that is.
-        parent = run.traces.get(alive.resumed_attempt if alive.resumed_attempt is not None else -1)
-        if parent is None and run.traces:
-            parent = run.traces[max(run.traces)]
+        attempt = alive.resumed_attempt if alive.resumed_attempt is not None else -1
+        if attempt not in run.traces and run.traces:
+            attempt = max(run.traces)
+        parent = run.traces.get(attempt)
         if parent is not None:
             _inherit(alive, parent, alive.resumed_from)
+            alive.ranks_before = run.worlds.get(attempt)
         planned = run.changes.get(alive.resumed_attempt if alive.resumed_attempt is not None else -1)
         if planned is None and run.changes:
             planned = run.changes[max(run.changes)]
@@ -112,6 +116,9 @@ def describe(run: Run, alive: Alive, event: Event) -> None:
             "skip": bool(report.skip_samples or report.exclude),
         }
         alive.planned = Planned(report.lr_factor, tuple(word for word, is_so in parts.items() if is_so))
+    if alive.ranks_before is not None and alive.ranks_before != alive.line.world_size:
+        pace = max(1.0, alive.line.world_size / alive.ranks_before)
+        alive.planned = Planned(alive.planned.lr_factor, (*alive.planned.changed, RANKS), pace)
 
 
 def resumed_within(alive: Alive, event: Event) -> bool:
@@ -127,7 +134,7 @@ def resumed_within(alive: Alive, event: Event) -> bool:
 def announced(alive: Alive, kind: str) -> None:
     """Take an event that makes a change of this start planned: what it changes is no longer compared with the parent."""
     if alive.compared and alive.resumed_from is not None and kind not in alive.planned.changed:
-        alive.planned = Planned(alive.planned.lr_factor, (*alive.planned.changed, kind))
+        alive.planned = structs.replace(alive.planned, changed=(*alive.planned.changed, kind))
         alive.rules.parent = None
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from trainwarden.rules.core.counted import counted
 
-from .block import Block, Column, Floats, Key, Parent
+from .block import Block, Bools, Column, Floats, Key, Parent
 from .trace import TRACKED, Trace
 from .trend import Shift, Trend, fit, shift
 
@@ -50,11 +50,19 @@ _CHANGED: tuple[tuple[str, tuple[str, ...]], ...] = (
 ANNOUNCING = ("lr_phase", "batch_size", "stage", "mixture")
 
 
+#: The word of a start event that tells of another number of ranks: a step may read another number of samples.
+RANKS = "ranks"
+
+
 class Planned(Struct, frozen=True):
-    """What a start does on purpose differently from its parent: the plan's factor on the rate, and words of ``_CHANGED``."""
+    """What a start does on purpose differently from its parent: the plan's factor on the rate, and words of ``_CHANGED``.
+
+    ``pace``: by how much more samples a step may read, at most; with it comes the word :data:`RANKS`.
+    """
 
     lr_factor: float = 1.0
     changed: tuple[str, ...] = ()
+    pace: float = 1.0
 
     def leaves_out(self, signal: str) -> bool:
         """Say whether a signal of this name is no longer comparable."""
@@ -74,7 +82,11 @@ def parent_of(inherited: Trace, beyond: Trace | None, resumed_from: int, planned
             continue
         values = np.concatenate([part.column(name) for part in parts])
         present = np.concatenate([part.measured(name) for part in parts])
-        columns[key] = Column(values * planned.lr_factor if key[0] == "lr" else values, present)
+        if key[0] == "lr":
+            values = values * planned.lr_factor
+        elif key[0] == "sample_position" and RANKS in planned.changed:
+            values = _paced(values, present, len(inherited), planned.pace)
+        columns[key] = Column(values, present)
     block = Block(
         np.concatenate([part.steps for part in parts]),
         np.concatenate([part.times() for part in parts]),
@@ -83,6 +95,20 @@ def parent_of(inherited: Trace, beyond: Trace | None, resumed_from: int, planned
         {},
     )
     return Parent(block, resumed_from, last_compared(inherited, beyond, resumed_from))
+
+
+def _paced(values: Floats, present: Bools, rows: int, pace: float) -> Floats:
+    """Return positions that come to the same one at the resume, behind ``rows`` rows, at another pace; none of what is made again.
+
+    How many samples a step reads under other ranks is not told: the accumulation may make up for them. So the pace is the largest that
+    may be, what was read up to the resume is exact, and the parent's position at a step behind it says nothing.
+    """
+    known = np.flatnonzero(present[:rows])
+    if len(known):
+        end = values[known[-1]]
+        values = end + (values - end) * pace
+    # What is absent would be taken for the last one that was there; nothing is equal to NaN, and nothing above it.
+    return np.where(np.arange(len(values)) < rows, values, np.nan)
 
 
 @dataclass(frozen=True, slots=True)

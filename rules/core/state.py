@@ -239,8 +239,8 @@ class Alive(Struct):
     """One start as it is evaluated: its order, its rules, its memory.
 
     ``inherited`` and ``beyond`` are the parent's records up to the resume and behind it. ``compared``: they may still be asked for.
-    ``repeated``: what was made twice has been compared. ``mismatch`` is the severity of a rule that found the resume wrong,
-    ``below`` says that the loss was better from there on than the parent's line leads to.
+    ``ranks_before``: how many ranks the parent had. ``repeated``: what was made twice has been compared. ``mismatch`` is the severity
+    of a rule that found the resume wrong, ``below`` says that the loss was better from there on than the parent's line leads to.
     ``rules`` is a :class:`Rules`; Any, because its stored form is known to the engine alone.
     """
 
@@ -251,6 +251,7 @@ class Alive(Struct):
     inherited: Trace | None = None
     resumed_from: int | None = None
     resumed_attempt: int | None = None
+    ranks_before: int | None = None
     beyond: Trace | None = None
     compared: bool = True
     repeated: bool = False
@@ -291,6 +292,7 @@ class Run(Struct):
     alive: Alive | None = None
     past_starts: list[str] = field(default_factory=list)
     traces: dict[int, Trace] = field(default_factory=dict)
+    worlds: dict[int, int] = field(default_factory=dict)  #: how many ranks the attempts of the traces had
     changes: dict[int, list[Announced]] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     executed: list[Executed] = field(default_factory=list)

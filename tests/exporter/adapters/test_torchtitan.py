@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import runpy
 import subprocess
@@ -17,10 +18,14 @@ from torch import nn
 
 from tests.exporter.runs import events, lines, norm64
 from tests.real import free_port
+from tests.rules.core.runs import default_pack
 from trainwarden.exporter import Exporter
 from trainwarden.exporter.adapters.torchtitan import attach
 from trainwarden.plan import Ledger, LedgerEntry, Plan, Target
 from trainwarden.record import Step
+from trainwarden.rules.core.settings import Settings
+from trainwarden.rules.replay.driver import Replay
+from trainwarden.rules.replay.recordings import find_recordings, merged
 from trainwarden.runfolder import RunFolder
 
 ROOT = Path(__file__).parents[3]
@@ -364,22 +369,26 @@ def test_clipping_experts_and_the_rest_by_one_norm_is_seen_as_one(tmp_path: Path
     )
 
 
-@pytest.mark.slow
-def test_two_ranks_that_share_the_model_have_the_losses_and_norms_of_one_that_reads_all(
-    tmp_path: Path, titan: dict[str, Any]
-) -> None:
+def launch(folder: Path, ranks: int, steps: int) -> None:
+    """Run the example for some steps more, under torchrun where it has several ranks; its records and checkpoints lie in ``folder``."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "TRAINWARDEN_DIR": str(tmp_path),
+        "TRAINWARDEN_DIR": str(folder),
     }
-    command = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(EXAMPLE), "4"]
-    ran = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    under = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
+    command = [sys.executable, *(under if ranks > 1 else []), str(EXAMPLE), str(steps)]
+    ran = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_the_model_have_the_losses_and_norms_of_one_that_reads_all(
+    tmp_path: Path, titan: dict[str, Any]
+) -> None:
+    launch(tmp_path, ranks=2, steps=4)
     whole = titan["Trainer"](titan["Config"](steps=4, folder=str(tmp_path / "one"), gradient_accumulation_steps=4))
     run(whole, tmp_path / "one")
     of_one, first, second = records(tmp_path / "one"), records(tmp_path), records(tmp_path, 1)
@@ -391,3 +400,17 @@ def test_two_ranks_that_share_the_model_have_the_losses_and_norms_of_one_that_re
             (at + n, at + n + 4) for at in [one.samples[0][0]] for n in (0, 8, 4, 12)
         ]
     assert [event.step for event in events(tmp_path, "checkpoint", "titan")] == [4]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_ranks_has_positions_of_what_was_read_and_no_false_alert(tmp_path: Path) -> None:
+    for ranks, steps in ((2, 25), (1, 15), (2, 15)):
+        launch(tmp_path, ranks, steps)
+    found = records(tmp_path)
+    assert [record.step for record in found] == list(range(1, 56))
+    read = [16] * 25 + [8] * 15 + [16] * 15  # samples of a step: two micro-batches of four from each rank
+    assert [record.value("sample_position") for record in found] == [sum(read[:n]) for n in range(1, 56)]
+    assert [event.fields["world_size"] for event in events(tmp_path, "start", "titan")] == [2, 1, 2]
+    (recording,) = find_recordings([str(tmp_path / "titan")], io.BytesIO(), tmp_path)
+    judged = Replay(Settings(), default_pack()).run(merged(recording)).incidents.values()
+    assert [one for one in judged if "TrainingSampleOrder" in one["alerts"]] == []

@@ -11,7 +11,7 @@ import pytest
 
 from trainwarden.exporter.notices import Notices
 from trainwarden.exporter.sinks import journal as module
-from trainwarden.exporter.sinks.journal import BACKLOG, Journal, bounds, first_seq, read_after, totals_at
+from trainwarden.exporter.sinks.journal import BACKLOG, Journal, bounds, first_seq, position_at, read_after, totals_at
 from trainwarden.record import Header, Step, decode_lines, encode_line
 
 HEADER = Header(run_uid="u", run="r", attempt=0, start_id="s")
@@ -137,3 +137,16 @@ def test_totals_are_those_of_the_newest_record_of_a_step(tmp_path: Path) -> None
     files = [tmp_path / "new" / "00001.ndjson", tmp_path / "old" / "00001.ndjson"]
     assert totals_at(files, 5) == (12.0, 96.0)
     assert totals_at(files, 6) is None
+
+
+def test_a_position_is_that_of_the_newest_record_of_a_step_and_none_where_it_has_none(tmp_path: Path) -> None:
+    for name, signals in (("old", {"epoch": 1.0, "sample_position": 40.0}), ("new", {"sample_position": 64.0})):
+        journal, _ = open_journal(tmp_path / name)
+        journal.append(line(5, **signals))
+        journal.append(line(7 if name == "old" else 6))
+        journal.close()
+    files = [tmp_path / "new" / "00001.ndjson", tmp_path / "old" / "00001.ndjson"]
+    assert position_at(files, 5) == (0, 64)
+    assert position_at(files[1:], 5) == (1, 40)
+    assert position_at(files, 6) is None
+    assert position_at(files, 8) is None

@@ -101,6 +101,49 @@ def test_a_rate_that_stays_where_a_short_warm_up_left_it_is_restored(begun: int,
     assert any("TrainingResumeLr" in one["alerts"] for one in found.incidents) is fires
 
 
+@pytest.mark.parametrize(
+    ("ranks", "batch", "goes_back", "fires"),
+    [
+        ((2, 1), (32, 16), 0, False),  # a step reads half as much
+        ((2, 1), (32, 32), 0, False),  # the accumulation was doubled
+        ((1, 2), (16, 32), 0, False),
+        ((2, 1), (32, 16), 20 * 32, True),  # what was read is read again
+        ((1, 2), (16, 160), 0, True),  # no two ranks read ten times as much
+        ((2, 2), (32, 16), 0, True),  # nobody told of another batch size
+        ((2, 2), (32, 64), 0, True),
+    ],
+)
+@pytest.mark.parametrize("from_step", [220, 200])
+def test_positions_of_other_ranks_go_on_where_the_attempt_before_left_off_at_their_own_pace(
+    ranks: tuple[int, int], batch: tuple[int, int], goes_back: int, fires: bool, from_step: int
+) -> None:
+    def first(step: int, signals: dict[str, Any]) -> None:
+        signals["sample_position"] = float(step * batch[0])
+
+    def second(step: int, signals: dict[str, Any]) -> None:
+        signals["sample_position"] = float(from_step * batch[0] - goes_back + (step - from_step) * batch[1])
+
+    start = {"resumed_from": {"attempt": 0, "step": from_step, "path": f"ckpt/0/{from_step}"}}
+    one = Attempt(last=220, end="signal", changes=[first], world_size=ranks[0])
+    other = Attempt(
+        number=1,
+        first=from_step + 1,
+        last=330,
+        start=start,
+        changes=[second],
+        began=one.began + 1e4,
+        world_size=ranks[1],
+    )
+    found = Played(new_state(Settings(), PACK))
+    for attempt in (one, other):
+        found.play(attempt)  # of the other ranks nothing is read
+    fired = any("TrainingSampleOrder" in one["alerts"] for one in found.incidents)
+    # Half the pace where all that was read lies behind the resume is seen in no number.
+    assert fired is (fires and not (ranks == (2, 2) and batch == (32, 16) and from_step == 220))
+    (said,) = [notice["says"] for notice in found.notices if notice["kind"] == "resume"]
+    assert ("in place of" in said) is (ranks[0] != ranks[1])
+
+
 def test_what_is_compared_is_forgotten_when_it_is_over() -> None:
     state = new_state(Settings(history_steps=400), small_pack())
     for value in inputs(64):
