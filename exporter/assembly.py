@@ -57,7 +57,7 @@ from .side import SideGroup
 from .sinks.journal import Journal
 from .sinks.ring import Ring
 from .staging import Staging
-from .watched import Watched, local
+from .watched import Told, Watched, local
 
 
 @dataclass(slots=True)
@@ -121,10 +121,11 @@ def assemble(
     folder: RunFolder,
     scaler: Any,
     notices: Notices,
+    told: Told | None = None,
 ) -> Parts:
     """Make the parts and set them to work."""
     identity = establish(folder, notices)
-    watched = Watched(model, optimizers)
+    watched = Watched(model, optimizers, told)
     cadence = Cadence(settings.cadence, settings.watch_steps)
     devices = {local(parameter).device for parameter in watched.params}
     inside = Inside(model, notices)

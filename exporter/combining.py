@@ -63,6 +63,7 @@ def begin(
             settings.side_timeout,
             notices,
             met,
+            weight=1.0 if watched.weighed else None,
         )
         watched.undecided = True
         return side

@@ -29,6 +29,7 @@ def describe(
         "DistributedDataParallel",
         "FullyShardedDataParallel",
         "DataParallel",
+        "Float16Module",
         "OptimizedModule",
     ):
         inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", inner)
@@ -50,7 +51,9 @@ def describe(
         "domain": domain(),
         "pid": os.getpid(),
         "model": type(inner).__name__,
-        "parameters": sum(parameter.numel() for parameter in watched.params),
+        "parameters": sum(
+            parameter.numel() for index, parameter in enumerate(watched.params) if index not in watched.stand_ins
+        ),
         "optimizer": "+".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)),
         "betas": None if betas is None else [float(beta) for beta in betas],
         "beta2": None if betas is None else float(betas[1]),

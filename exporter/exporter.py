@@ -33,6 +33,7 @@ from .resume import Resume
 from .settings import Settings, disabled
 from .sheet import Reading
 from .starting import start_fields
+from .watched import Told
 
 #: Longest time that closing waits for values that are still on their way.
 DRAIN_SECONDS = 5.0
@@ -65,6 +66,9 @@ class Exporter:
     Raises:
         TypeError, ValueError: an argument is of no use; the message names it.
     """
+
+    #: What an adapter knows of the tensors that the optimizers update.
+    _told: Told | None = None
 
     def __init__(
         self,
@@ -109,7 +113,9 @@ class Exporter:
         if disabled():
             return
         try:
-            self._parts = assemble(model, self._optimizers, self._settings, self._folder, scaler, self._notices)
+            self._parts = assemble(
+                model, self._optimizers, self._settings, self._folder, scaler, self._notices, self._told
+            )
             self._ending = Ending(self._end)
             _alive.add(self)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Which part of a transformer a parameter belongs to, told from its name and the module that owns it.
 
-Names are matched as the common model libraries spell them (torch.nn, GPT-2, Llama, torchtitan, GPT-NeoX, T5). A parameter
+Names are matched as the common model libraries spell them (torch.nn, GPT-2, Llama, torchtitan, GPT-NeoX, T5, Megatron). A parameter
 that matches nothing is ``other``; a weight that is tied to two places belongs to the first one.
 """
 
@@ -12,10 +12,10 @@ from torch import nn
 
 _PREFIXES = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
 _NORM_NAME = re.compile(
-    r"(^|\.|_)(norm\d*|ln|ln_?\w{1,3}|layer_?norm|rms_?norm|norm_\w+|layernorm_\w+|\w+_(layer)?norm)(\.|$)"
+    r"(^|\.|_)(norm\d*|ln|ln_?\w{1,3}|layer_?norm|rms_?norm|norm_\w+|layernorm_\w+|layer_norm_(weight|bias)|\w+_(layer)?norm)(\.|$)"
 )
 _EMBEDDING = re.compile(r"(^|\.)(wte|wpe|\w*embed(ding)?s?|embed_\w+|shared)(\.|$)")
-_HEAD = re.compile(r"(^|\.)(lm_head|head|output|embed_out|classifier|score|\w+_head)(\.|$)")
+_HEAD = re.compile(r"(^|\.)(lm_head|head|output|output_layer|embed_out|classifier|score|\w+_head)(\.|$)")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _ATTENTION = re.compile(r"(^|\.)(attn|\w*attention|\w+_attn|attn_\w+|[qkvo]_proj|qkv\w*|c_attn|w[qkvo])(\.|$)")
 _MLP = re.compile(

@@ -303,6 +303,42 @@ class Observer:
         """Elements of gradients are about to be clamped."""
         self._guarded(self._clipping, parameters, None, None)
 
+    def gradients_ready(self, parameters: Sequence[Tensor]) -> None:
+        """A trainer clips in a way of its own, and has done nothing to these parameters' gradients yet but to unscale them."""
+        self._guarded(self._gradients_ready, parameters)
+
+    def _gradients_ready(self, parameters: Sequence[Tensor]) -> None:
+        indices, gradients = self._watched.gradients(parameters)
+        if indices:
+            self._capture(indices, gradients, None, None)
+
+    def norm_taken(self, total: Tensor | float, max_norm: float | None) -> None:
+        """The trainer took the norm of these gradients over all ranks, and clips by ``max_norm``, None where it does not."""
+        self._guarded(self._norm_taken, total, max_norm)
+
+    def _norm_taken(self, total: Tensor | float, max_norm: float | None) -> None:
+        if isinstance(total, torch.Tensor):
+            self.sheet.add("grad_norm.total", total.detach().clone())
+        else:
+            self.sheet.host["grad_norm.total"] = float(total)
+        for capture in self.sheet.captures:
+            if capture.total is None and capture.pieces:
+                device = capture.pieces[0][1].device  # to be worked with where the gradients are
+                known = isinstance(total, torch.Tensor)
+                capture.total = total.detach().clone() if known else torch.full((), total, device=device)  # type: ignore[union-attr, arg-type]
+                capture.max_norm, capture.clipped = max_norm, max_norm is not None
+
+    def trainer_scaled(self, before: Tensor, after: Tensor, skipped: bool) -> None:
+        """The trainer has a loss scale of its own: this one in the open step, that one from now on."""
+        self._guarded(self._trainer_scaled, before, after, skipped)
+
+    def _trainer_scaled(self, before: Tensor, after: Tensor, skipped: bool) -> None:
+        self.sheet.add("loss_scale", before, "trainer")
+        self.sheet.add("loss_scale.now", after.detach().clone(), "trainer")
+        for number, optimizer in enumerate(self._optimizers):
+            self.sheet.add("found_inf", torch.full((), float(skipped), device=before.device), id(optimizer))
+            self.sheet.host.setdefault("lr.nominal", {})[number] = rates(optimizer)
+
     def autocast(self, dtype: str) -> None:
         """An autocast was entered."""
         if self.active:

@@ -40,6 +40,7 @@ LEAVE_SECONDS = 2.0
 class SideGroup(threading.Thread):
     """One per rank. ``timeout`` (seconds) is how long a round waits for a rank; ``signature`` names the parameters trained here.
 
+    ``weight`` is what this rank's shares count, None for one over the number of ranks that train the same parameters.
     ``on_joined`` is told how many ranks train the same parameters as this one, and whether all do.
     """
 
@@ -53,6 +54,7 @@ class SideGroup(threading.Thread):
         timeout: float,
         notices: Notices,
         on_joined: Callable[[int, bool], None],
+        weight: float | None = None,
     ) -> None:
         super().__init__(name="trainwarden-side", daemon=True)
         self._rank, self._world_size = rank, world_size
@@ -67,6 +69,7 @@ class SideGroup(threading.Thread):
         self._results: dict[int, Joined] = {}
         self._recorded = -1
         self._next = self._newest = -1
+        self._given = weight
         self._weight = 1.0
         self._wake = threading.Event()
         self._closing = self._leaving = self._left = False
@@ -159,7 +162,7 @@ class SideGroup(threading.Thread):
             raise RuntimeError(verdict)
         alike = int(store.add(same, 0))
         self._group = self._connected(dist.distributed_c10d.PrefixStore(f"{self._key}/gloo", store))
-        self._weight = 1.0 / alike
+        self._weight = 1.0 / alike if self._given is None else self._given
         self._on_joined(alike, alike == self._world_size)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,10 +31,26 @@ def is_sharded(tensor: Tensor) -> bool:
     return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor")
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a trainer tells of the tensors that its optimizers update, where torch's own marks do not.
+
+    ``stand_ins`` are pairs (tensor, parameter): an optimizer updates the tensor, a copy in higher precision or a part, in the place of
+    the model's parameter. ``weights`` are pairs (tensor, how often what this rank measures of it counts in a sum over all ranks):
+    1 / n where n ranks hold the same, 0 where it counts on another rank; None where placements tell that. ``untold`` is the
+    sentence why nothing tells it.
+    """
+
+    stand_ins: Sequence[tuple[Tensor, Tensor]] = ()
+    weights: Sequence[tuple[Tensor, float]] | None = None
+    untold: str | None = None
+
+
 class Watched:
     """Numbers the parameters from 0, in the model's order; those of the optimizers that the model lacks come after."""
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], told: Told | None = None) -> None:
+        told = told or Told()
         self._index: dict[int, int] = {}
         self.params: list[Tensor] = []
         self.names: list[str] = []
@@ -45,9 +62,13 @@ class Watched:
         #: In which type the squares of each quantity are summed.
         self.reach = Reach()
         #: Why it cannot be told which rank holds what of the parameters, None where their placements tell.
-        self.untold: str | None = opaque(model)
+        self.untold: str | None = opaque(model) or told.untold
+        #: Whether the trainer says what counts how often: ranks hold different things under one name then.
+        self.weighed = told.weights is not None
         #: Whether a rank holds a part of what is trained: what it measures alone is not global.
-        self.split = self.untold is not None
+        self.split = self.untold is not None or self.weighed
+        #: The numbers of tensors that stand in for parameters that have a number of their own.
+        self.stand_ins: set[int] = set()
         #: Whether other ranks may turn out to train other parameters.
         self.undecided = False
         for path, module in model.named_modules():
@@ -55,10 +76,22 @@ class Watched:
                 self.vocabulary = max(self.vocabulary or 0, module.num_embeddings)
             for name, parameter in module.named_parameters(recurse=False):
                 self._add(parameter, f"{path}.{name}" if path else name, module)
+        for tensor, parameter in told.stand_ins:
+            self._stand_in(tensor, parameter)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self.index_of(parameter)
+        for tensor, weight in told.weights or ():
+            self._parts[self.index_of(tensor)] = weight
+
+    def _stand_in(self, tensor: Tensor, parameter: Tensor) -> None:
+        """Give a tensor name and group of the parameter in whose place it is updated."""
+        if id(tensor) not in self._index:
+            of = self.index_of(parameter)
+            index = self._add(tensor, self.names[of], None)
+            self._groups[index] = self._groups[of]
+            self.stand_ins.add(index)
 
     def _add(self, parameter: Tensor, name: str, owner: nn.Module | None) -> int:
         if id(parameter) in self._index:  # tied: it belongs to where it stands first
@@ -114,7 +147,7 @@ class Watched:
         return self.group_sums(unique, self._table()[1][unique])
 
     def group_shares(self, indices: np.ndarray, values: np.ndarray) -> dict[str, float]:
-        """Sum ``values`` of the parameters ``indices`` by group, each as often as its parameter is split into parts."""
+        """Sum ``values`` of the parameters ``indices`` by group, each as often as its parameter is split into parts, or weighs."""
         return self.group_sums(indices, values * np.array(self._parts, dtype=np.float64)[indices])
 
     @property

@@ -58,12 +58,16 @@ class GradNorm(Probe):
     def signals(self, reading: Reading) -> dict[str, Value]:
         """Return the norms, unless the step was skipped."""
         indices, squares, _ = self._squares(reading)
+        given = _given(reading)
         if reading.skipped or not len(indices):
-            return {}
+            return {} if reading.skipped or not given else {"grad_norm": dict(given)}
         self._watched.reach.saw("grad", np.sqrt(squares), self._watched.sizes_of(indices))
         sums = self._watched.group_sums(indices, squares)
         by_group = {group: root(total) for group, total in sums.items()}
-        return {"shard_grad_norm": by_group["all"]} if self._watched.split else {"grad_norm": dict(by_group)}
+        if not self._watched.split:
+            return {"grad_norm": {**by_group, **given}}
+        whole: dict[str, Value] = {"grad_norm": dict(given)} if given else {}
+        return {"shard_grad_norm": by_group["all"], **whole}
 
     def shares(self, reading: Reading) -> Shares | None:
         """Return this rank's squares, and that it has some. A gradient that is spread otherwise than its parameter tells nothing."""
@@ -80,6 +84,7 @@ class GradNorm(Probe):
     def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
         """Return the norms of the whole gradient."""
         found = {group: root(totals[f"grad_square.{group}"]) for group in GROUPS if totals[f"grad_parts.{group}"] > 0}
+        found = {**found, **_given(reading)}
         return {"grad_norm": dict(found)} if found else {}
 
     def _squares(self, reading: Reading) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -97,6 +102,12 @@ class GradNorm(Probe):
         of_whom, all_squares = np.concatenate(indices), np.concatenate(squares)
         filled = self._watched.sizes_of(of_whom) > 0  # the trainer takes norms of empty ones, too
         return of_whom[filled], all_squares[filled], all_told
+
+
+def _given(reading: Reading) -> dict[str, float]:
+    """Return the norm over all ranks that a trainer took in a way of its own: it is never computed again."""
+    total = reading.number("grad_norm.total")
+    return {} if total is None else {"all": total}
 
 
 def root(square: float) -> float:

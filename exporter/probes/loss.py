@@ -11,7 +11,7 @@ from trainwarden.record import Value
 
 
 class Loss(Probe):
-    """Signal ``loss``. Across several ranks it is also ``rank_loss``: nothing reduced it here."""
+    """Signal ``loss``. Across several ranks it is also ``rank_loss``: nothing reduced it here, but where the sheet says so."""
 
     name = "loss"
 
@@ -32,4 +32,5 @@ class Loss(Probe):
         loss = reading.number("loss")
         if loss is None:
             return {}
-        return {"loss": loss, "rank_loss": loss} if self._own else {"loss": loss}
+        own = self._own and not reading.host.get("loss.reduced")
+        return {"loss": loss, "rank_loss": loss} if own else {"loss": loss}

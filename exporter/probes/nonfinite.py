@@ -16,7 +16,7 @@ from trainwarden.record import Value
 #: Quantity, and the entries that show it.
 SEEN_IN = {
     "loss": ("loss",),
-    "grad": ("grad_norms",),
+    "grad": ("grad_norms", "grad_norm.total"),
     "param": ("weight_norms",),
     "optimizer": ("moment_norms",),
 }

@@ -1,7 +1,7 @@
 """A hash of the parameters' bits, the same on all ranks for as long as their replicas are.
 
 Only what every rank holds as a whole is hashed: no shard of a DTensor, and nothing where it cannot be told what is one (the flat
-shards of FullyShardedDataParallel). All ranks hash the same at the same step, decided from the step's number alone.
+shards of FullyShardedDataParallel, or where a trainer says itself which rank's part counts how often). All ranks hash the same at the same step, decided from the step's number alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplicaHash(Probe):
 
     def close(self, closing: Closing) -> None:
         """Hash the parameters as they are after the update."""
-        if self._alone or not closing.regular or closing.watched.untold is not None:
+        if self._alone or not closing.regular or closing.watched.untold is not None or closing.watched.weighed:
             return
         whole = [parameter.detach() for parameter in closing.watched.params if not is_sharded(parameter)]
         for device in dict.fromkeys(parameter.device for parameter in whole):
