@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from .hooks import attention, modules
 from .logits import bound, log_sum_exp, of_scores, sampled
 from .measure import accumulation
 from .notices import Notices
+from .passes import Cell, Pass, folded
 from .sheet import Sheet
 from .watched import local
 
@@ -42,43 +42,6 @@ SILENT = 3
 ROW = 4
 #: Types that are looked at.
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-#: Of one number: the pass, its place in the order of the pass, the spot, and the elements that it is about.
-Cell = tuple[int, int, int, int]
-Bucket = tuple[str, torch.device, torch.dtype]
-Pack = tuple[Bucket, tuple[Cell, ...], Tensor]
-
-
-@dataclass(slots=True, eq=False)
-class Pass:
-    """One forward. ``wanted``: gradients are made in it. ``counts``: it belongs to a step, as far as is known."""
-
-    number: int
-    wanted: bool
-    counts: bool
-    opener: nn.Module | None = None
-    order: int = 0
-    last: tuple[int, Tensor] | None = None
-    seen: set[int] = field(default_factory=set)
-    open: dict[Bucket, tuple[list[Cell], list[Tensor]]] = field(default_factory=dict)
-    packed: list[Pack] = field(default_factory=list)
-
-    def put(self, what: str, number: int, value: Tensor, size: int = 0) -> None:
-        """Keep a 0-D tensor."""
-        cells, values = self.open.setdefault((what, value.device, value.dtype), ([], []))
-        cells.append((self.number, self.order, number, size))
-        values.append(value)
-
-    def commit(self, gradient: Tensor) -> None:
-        """A gradient goes back through the pass: it belongs to the step."""
-        self.counts = True
-
-    def pack(self) -> None:
-        """Put the numbers together, so that a pass keeps few tensors."""
-        self.last = None
-        for bucket, (cells, values) in self.open.items():
-            self.packed.append((bucket, tuple(cells), torch.stack(values)))
-        self.open = {}
 
 
 class Inside:
@@ -434,26 +397,6 @@ class Inside:
                     "the model's modules were seen before, and in the last steps none was: where a CUDA graph is replayed or the "
                     "model runs elsewhere, only what the trainer hands in is recorded",
                 )
-
-
-def folded(packs: list[Pack]) -> list[Pack]:
-    """Put passes of one form together: largest of the largest, root of the sum of squares, sum of sums."""
-    alike: dict[tuple[Bucket, tuple[tuple[int, int], ...]], list[Pack]] = {}
-    for pack in packs:
-        alike.setdefault((pack[0], tuple((order, number) for _, order, number, _ in pack[1])), []).append(pack)
-    found = []
-    for (bucket, _), members in alike.items():
-        values = torch.stack([values for _, _, values in members])
-        if bucket[0] == "norm":
-            one = torch.linalg.vector_norm(values, dim=0)
-        elif bucket[0] == "watch":
-            one = values.sum(0)
-        else:
-            one = values.amin(0) if bucket[0] == "low" else values.amax(0)
-        sizes = [sum(cells[at][3] for _, cells, _ in members) for at in range(len(members[0][1]))]
-        first = members[0][1]
-        found.append((bucket, tuple((*cell[:3], size) for cell, size in zip(first, sizes, strict=True)), one))
-    return found
 
 
 def _beside_modes() -> AbstractContextManager[Any]:
