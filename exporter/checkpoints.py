@@ -34,6 +34,7 @@ class Checkpoint:
     finite: bool | None = None
     deleted: bool = False
     pinned: bool = False
+    quarantined: bool = False
     abandoned: bool = False
 
 
@@ -61,7 +62,8 @@ def _read(folder: RunFolder, rank: int | None) -> list[Checkpoint]:
                 continue
             before = known.get(path)
             step = event.step
-            if event.fields.get("complete") is True and step is not None:
+            whole = event.fields.get("complete") is True or event.fields.get("quarantined") is True
+            if whole and step is not None:
                 # Several ranks may report one and the same save; the first report stands.
                 same = before is not None and (before.start_id, before.step) == (start_id, step)
                 if before is None or not same:
@@ -81,6 +83,7 @@ def _updated(checkpoint: Checkpoint, event: Event) -> Checkpoint:
         checkpoint,
         complete=checkpoint.complete or fields.get("complete") is True,
         deleted=checkpoint.deleted or fields.get("deleted") is True,
+        quarantined=checkpoint.quarantined or fields.get("quarantined") is True,
         pinned=bool(fields["pinned"]) if isinstance(fields.get("pinned"), bool) else checkpoint.pinned,
         abandoned=checkpoint.abandoned or fields.get("abandoned") is True,
     )

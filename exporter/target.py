@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainwarden.plan import Ledger, LedgerEntry, Plan, Target
+from trainwarden.runfolder import in_quarantine
 
 from .checkpoints import Checkpoint
 
@@ -125,6 +126,8 @@ def _unusable(checkpoint: Checkpoint, ledger: Ledger, attempt: int, roots: list[
         return "it is of an abandoned line"
     if checkpoint.deleted:
         return "it is of the deleted ones"
+    if checkpoint.quarantined:
+        return "it is of those kept in quarantine"
     if not checkpoint.complete:
         return "it was never reported complete"
     if checkpoint.finite is False:
@@ -142,6 +145,8 @@ def _unloadable(target: Target, known: Checkpoint | None, ledger: Ledger, roots:
             return "it is of an abandoned line"
         if known.deleted:
             return "it was deleted"
+        if known.quarantined:
+            return "it is a damaged state, kept in quarantine"
         if known.finite is False:
             return "it holds a non-finite value"
     return unreadable(target.path, roots)
@@ -156,6 +161,8 @@ def unreadable(path: str, roots: list[Path] | None) -> str | None:
         if "://" in path:
             return None if roots is None else "it is no path inside the configured roots"
         real = Path(path).resolve(strict=True)
+        if in_quarantine(real):
+            return "it is a damaged state, kept in quarantine"
         if roots is not None and not any(real.is_relative_to(root.resolve()) for root in roots):
             return f"{real} lies outside of the configured roots"
         if not os.access(real, os.R_OK):

@@ -156,6 +156,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             found.append(
                 f"policy.mode: {self.policy.mode} without a receiver: nothing can be acted upon; configure receiver"
             )
+        if self.policy.quarantine and self.receiver is None:
+            found.append(
+                "policy.quarantine: true without a receiver: no trainer can be asked for its state; configure receiver"
+            )
         if self.policy.mode == "approve" and self.act_token_file is None:
             found.append("policy.mode: approve without act_token_file: nobody can approve; configure act_token_file")
         return found

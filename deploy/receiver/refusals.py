@@ -7,7 +7,8 @@ from typing import Literal, get_args
 #: ``expired``: past expires_at. ``unknown_run``: no such folder under the roots, or another run_uid lives in it.
 #: ``id_reused``: the id belongs to a request for something else. ``fenced``: another ending action won this attempt.
 #: ``stale``: another attempt is live. ``bad_plan``: the plan contradicts the request or itself. ``no_target``: a rollback
-#: names none. ``outside_roots``, ``unreadable_target``, ``abandoned_target``: the checkpoint may not or cannot be loaded.
+#: names none. ``outside_roots``, ``unreadable_target``, ``abandoned_target``, ``quarantined_target``: the checkpoint may not or
+#: cannot be loaded.
 #: ``no_space``: the plan cannot be written. ``unreachable``: no supervisor answers. ``not_restartable``: it answers that
 #: it could not start the run again.
 Reason = Literal[
@@ -21,6 +22,7 @@ Reason = Literal[
     "outside_roots",
     "unreadable_target",
     "abandoned_target",
+    "quarantined_target",
     "no_space",
     "unreachable",
     "not_restartable",

@@ -42,4 +42,6 @@ def _complete(line: bytes) -> bool:
         event = decode_line(line)
     except (RecordError, msgspec.DecodeError):
         return False  # a torn last line
-    return isinstance(event, Event) and event.kind == "checkpoint" and event.fields.get("complete") is True
+    if not isinstance(event, Event) or event.kind != "checkpoint" or event.fields.get("quarantined") is True:
+        return False  # a damaged state, kept for whoever looks into it, is no progress
+    return event.fields.get("complete") is True

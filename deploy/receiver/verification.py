@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from trainwarden.plan import ENDING_ACTIONS, Plan, PlanError, Target
-from trainwarden.runfolder import RunFolder, RunFolderError
+from trainwarden.runfolder import RunFolder, RunFolderError, in_quarantine
 from trainwarden.webhook import Request, expired
 
 from . import planfiles
@@ -64,6 +64,8 @@ def check_plan(request: Request, action: str) -> None:
         return
     if plan.action != action:
         raise RefusedError("bad_plan", f"plan.action is {plan.action}, the request asks for {action}")
+    if action == "quarantine" and plan.for_attempt != attempt:
+        raise RefusedError("bad_plan", f"plan.for_attempt is {plan.for_attempt}, the state asked for that of {attempt}")
     # A soft action changes the attempt that runs; its plan may name that one, or count on like the others.
     possible = (attempt + 1,) if action in ENDING_ACTIONS else (attempt, attempt + 1)
     if plan.for_attempt not in possible:
@@ -110,6 +112,8 @@ def check_targets(run: RunFolder, plan: Plan, folder: str, checkpoints: list[Pat
     if plan.target is None:
         raise RefusedError("no_target", "a rollback names the checkpoint to go back to")
     for target in (plan.target, *plan.fallback_targets):
+        if in_quarantine(_place(target, folder)):
+            raise RefusedError("quarantined_target", f"{target.path} is a damaged state, kept in quarantine")
         if not inside(_place(target, folder), checkpoints):
             places = ", ".join(map(str, checkpoints))
             raise RefusedError(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainwarden import webhook
-from trainwarden.plan import Plan, Target
+from trainwarden.plan import Plan, Quarantine, Target
 from trainwarden.record import encode_numbers
 
 from .effects import Deliver
@@ -115,6 +115,40 @@ def pin(incident: Incident, target: Target, settings: Settings, time: float) -> 
         incident=incident.id,
         body=_envelope(incident, "pin", plan, settings, time, expires),
         created=time if math.isfinite(time) else 0.0,
+        expires_at=expires,
+    )
+
+
+def quarantine(incident: Incident, last_good: Target | None, number: int, settings: Settings, time: float) -> Deliver:
+    """Return the request to keep the damaged state, as the ``number``-th of the incident's attempt (from 0).
+
+    ``last_good`` is the checkpoint from which the suspect step can be made again.
+    """
+    began = time if math.isfinite(time) else 0.0
+    expires = began + settings.request_ttl
+    plan = named(
+        Plan(
+            plan_id="",
+            run_uid=incident.run_uid,
+            for_attempt=incident.attempt,
+            action="quarantine",
+            quarantine=Quarantine(
+                incident=incident.id,
+                expires_at=iso(expires),
+                suspect_step=max(incident.onset, 0),
+                last_good=last_good,
+            ),
+            reasons={"quarantine": "Keep the damaged state, so that the suspect step can be made again."},
+        )
+    )
+    return Deliver(
+        kind="webhook",
+        key=webhook.request_id(incident.run_uid, incident.attempt, "quarantine", number),
+        run=incident.run,
+        run_uid=incident.run_uid,
+        incident=incident.id,
+        body=_envelope(incident, "quarantine", plan, settings, time, expires),
+        created=began,
         expires_at=expires,
     )
 

@@ -17,8 +17,8 @@ from trainwarden.record import Event
 KINDS, STEPS, BEGINNINGS = 16, 256, 64
 #: What is a start's own and no occasion within it.
 APART = ("start", "exit", "resume", "preflight")
-#: Fields of an event that adds to an earlier one.
-LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", True))
+#: Fields of an event that adds to an earlier one, or tells of what was done because an incident is open.
+LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", True), ("quarantined", True))
 #: What a phase must be to count as an occasion.
 PHASES = ("evaluation", "checkpoint")
 #: Steps behind an occasion within which something began right behind it (case A39: 1 to 3); a record may cover several.

@@ -245,7 +245,7 @@ def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
     for name in ("complete", "finite"):
         if isinstance(fields.get(name), bool):
             setattr(known, name, fields[name])
-    for name in ("deleted", "pinned", "abandoned"):
+    for name in ("deleted", "pinned", "abandoned", "quarantined"):
         if fields.get(name) is True:
             setattr(known, name, True)
 

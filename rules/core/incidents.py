@@ -13,9 +13,10 @@ from trainwarden.rules.core.counted import counted
 from . import broken
 from .attribution import Cause, attribute
 from .baseline import Baseline
-from .delivery import pin, rank
+from .delivery import pin, quarantine, rank
 from .events import begun
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
+from .gates import silenced
 from .healing import high_now, level
 from .makeup import moved
 from .ongoing import ongoing
@@ -417,6 +418,27 @@ def keep_target(turn: Turn, run: Run, incident: Incident, time: float) -> None:
     chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
     if chosen is not None:
         turn.effects.append(pin(incident, chosen.target, turn.settings, time))
+
+
+def keep_damage(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float) -> None:
+    """Ask once for a copy of the damaged state, of a confirmed incident in a run that may be asked for anything.
+
+    A run that stands still reaches no step at which it could save.
+    """
+    settings = turn.settings
+    if incident.evidence_asked or not (settings.quarantine and settings.receiver):
+        return
+    if incident.confirmed_step is None or incident.stood is not None or rank(incident.severity) == 0:
+        return
+    if incident.state == "recovered" or silenced(incident, turn.memory.silences, time):
+        return
+    if not all(seen.authenticated and seen.may_act for seen in alive.sources.values()):
+        return
+    before = sum(one.evidence_asked and one.attempt == incident.attempt for one in run.incidents.values())
+    incident.evidence_asked = True
+    chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
+    last_good = None if chosen is None else chosen.target
+    turn.effects.append(quarantine(incident, last_good, before, settings, time))
 
 
 def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:

@@ -21,6 +21,7 @@ from .incidents import (
     facts_of,
     fired,
     heal,
+    keep_damage,
     keep_target,
     open_incident,
     raise_severity,
@@ -176,6 +177,7 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
     if incident is not None and incident.open:
         _judge_incident(turn, run, alive, incident, released, bool(changes))
         keep_target(turn, run, incident, record.time)
+        keep_damage(turn, run, alive, incident, record.time)
     verify(turn, run, alive, record)
     look_again(turn, run, alive, record.step, record.time)
     for touched in list(turn.touched.values()):

@@ -45,6 +45,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rollbacks of one run before it is handed over to a person."""
     receiver: bool = False
     """A receiver is configured: actions can be delivered and checkpoints pinned."""
+    quarantine: bool = False
+    """Ask the trainer for a copy of its damaged state when an incident is confirmed; it saves one where its script says how."""
     report_url: str | None = None
     """Address of an incident's page with ``{id}`` in it; goes into the webhook."""
 

@@ -74,6 +74,7 @@ class Checkpoint(Struct):
     deleted: bool = False
     pinned: bool = False
     abandoned: bool = False
+    quarantined: bool = False
 
 
 class Executed(Struct, frozen=True):
@@ -203,6 +204,7 @@ class Incident(Struct):
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
     kept: bool = False
+    evidence_asked: bool = False
     announced: str = ""
     told: int = 0
 

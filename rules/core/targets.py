@@ -1,7 +1,7 @@
 """Which checkpoint to go back to (design §4.5).
 
-Complete, not known to be non-finite, older than the onset less its uncertainty, not deleted, never of an abandoned line, however
-high its step. For optimizer and numeric causes also older by one memory of the second moment, 1/(1 - beta2) of the *actual* beta2:
+Complete, not known to be non-finite, older than the onset less its uncertainty, not deleted, never kept in quarantine, never of an
+abandoned line, however high its step. For optimizer and numeric causes also older by one memory of the second moment, 1/(1 - beta2) of the *actual* beta2:
 what came in before the onset was noticed is still in it.
 """
 
@@ -47,6 +47,7 @@ def usable(checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], befo
         if checkpoint.complete is True
         and checkpoint.finite is not False
         and not checkpoint.deleted
+        and not checkpoint.quarantined
         and checkpoint.step < before
         and not abandoned(checkpoint, executed)
     ]

@@ -8,6 +8,7 @@ single way into a run.
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from .record import Ranges
 
 SkipMode = Literal["substitute", "shift"]
-Action = Literal["rollback", "stop", "lower_lr", "probe"]
+Action = Literal["rollback", "stop", "lower_lr", "probe", "quarantine"]
 
 #: Actions that end an attempt. At most one of them takes effect per (run_uid, attempt).
 ENDING_ACTIONS: tuple[Action, ...] = ("rollback", "stop")
@@ -56,6 +57,19 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Ranges = msgspec.field(default_factory=list)
 
 
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer is asked to keep for whoever looks into ``incident``: its damaged state, never to be resumed from.
+
+    ``suspect_step`` is the incident's onset, ``last_good`` the checkpoint that a rollback would go back to, from which the suspect
+    step can be made again. After ``expires_at`` (ISO 8601 with a time zone) nothing is saved any more.
+    """
+
+    incident: str
+    expires_at: str
+    suspect_step: int
+    last_good: Target | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The complete plan for attempt ``for_attempt`` = the broken attempt + 1.
 
@@ -63,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     positions from a reserve, so that every other step keeps its batch; ``shift`` moves what follows forward.
     ``lr_factor`` multiplies the scheduled rate; ``rewarmup_steps`` ramps it up from zero after an optimizer reset.
     ``reasons`` gives one sentence per field that is not at its default. Soft actions (``lower_lr``, ``probe``)
-    have no target and take effect at ``at_step``.
+    have no target and take effect at ``at_step``. ``quarantine`` asks for a copy of the state and changes nothing.
     """
 
     plan_id: str
@@ -84,6 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checks: Checks | None = None
     probe: dict[str, Any] | None = None
     at_step: int | None = None
+    quarantine: Quarantine | None = None
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +173,8 @@ def decode_plan(data: bytes, where: str = "plan") -> Plan:
 _LARGEST_POSITION, _LARGEST_NUMBER = 2**63 - 1, 2**53
 #: A plan's id becomes part of a file's name.
 _PLAN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+#: An incident's id, which begins with the run's name, becomes part of a folder's.
+_INCIDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,191}")
 
 
 def check_plan(plan: Plan, where: str = "plan") -> None:
@@ -185,9 +202,36 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
     targets += [("fallback_targets", target) for target in plan.fallback_targets]
     for name, target in targets:
         numbers += [(f"{name}.attempt", target.attempt), (f"{name}.step", target.step)]
+    if plan.quarantine is not None:
+        numbers += [("quarantine.suspect_step", plan.quarantine.suspect_step)]
     for name, number in numbers:
         if not 0 <= number < _LARGEST_NUMBER:
             raise PlanError(f"{where}: {name}: {number} is {'negative' if number < 0 else 'out of range'}")
+    if plan.action == "quarantine" or plan.quarantine is not None:
+        _check_quarantine(plan, where)
+
+
+def _check_quarantine(plan: Plan, where: str) -> None:
+    """Refuse a request for a quarantined checkpoint that says too little, or asks for more than that.
+
+    Raises:
+        PlanError: so it does.
+    """
+    asked = plan.quarantine
+    if asked is None or plan.action != "quarantine":
+        raise PlanError(f"{where}: quarantine: belongs to a plan whose action is quarantine, and to no other")
+    if plan.target is not None or plan.fallback_targets:
+        raise PlanError(f"{where}: target: a plan that asks for a quarantined checkpoint has none")
+    if not _INCIDENT.fullmatch(asked.incident):
+        raise PlanError(
+            f"{where}: quarantine.incident: {asked.incident!r} is not made of letters, digits, '.', '_' and '-'"
+        )
+    try:
+        aware = datetime.fromisoformat(asked.expires_at).tzinfo is not None
+    except ValueError:
+        aware = False
+    if not aware:
+        raise PlanError(f"{where}: quarantine.expires_at: {asked.expires_at!r} is no ISO 8601 time with a time zone")
 
 
 def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:

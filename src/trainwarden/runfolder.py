@@ -8,6 +8,7 @@
     RUN/targets/rank-R.json                    address of each exporter, for Prometheus and the daemon, while it runs
     RUN/plans/<for_attempt>-<plan_id>.json     plans, written by the receiver, mode 0600
     RUN/attempt-N/START_ID/rank-R/00001.ndjson journals, written by the exporters
+    RUN/quarantine/incident-ID/                damaged states, kept by exporters that were asked to; never resumed from
 
 The receiver writes plans and the ledger, the exporters everything else; both only through this module.
 """
@@ -25,6 +26,9 @@ from pathlib import Path
 import msgspec
 
 from . import plan as plans
+
+#: Lies in the folder of each quarantined checkpoint from before anything else does.
+QUARANTINED = "QUARANTINED.json"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -60,6 +64,11 @@ class RunFolder:
     def plan_folder(self) -> Path:
         """Folder of the plan files."""
         return self.path / "plans"
+
+    @property
+    def quarantine_folder(self) -> Path:
+        """Folder of the quarantined checkpoints."""
+        return self.path / "quarantine"
 
     def journal(self, attempt: int, start_id: str, rank: int) -> Path:
         """Folder of one rank's journal files of one start."""
@@ -199,10 +208,25 @@ class RunFolder:
                     raise plans.PlanError(f"{path}: run_uid: {plan.run_uid} is not this run's")
                 if path.name != f"{plan.for_attempt}-{plan.plan_id}.json":
                     raise plans.PlanError(f"{path}: is named for another plan than it holds")
+                for target in (plan.target, *plan.fallback_targets):
+                    if target is not None and in_quarantine(Path(target.path)):
+                        raise plans.PlanError(f"{path}: target: {target.path} is a damaged state, kept in quarantine")
                 accepted.append(plan)
             except (plans.PlanError, OSError) as error:
                 refused.append(str(error))
         return sorted(accepted, key=lambda plan: plan.for_attempt), refused
+
+
+def in_quarantine(path: Path) -> bool:
+    """Say whether a path, its links followed, is part of a quarantined checkpoint: such a state is never resumed from.
+
+    It is known by the file :data:`QUARANTINED` above it, so that a folder that was moved or copied is known, too.
+    """
+    try:
+        real = path.resolve()
+        return any((parent / QUARANTINED).is_file() for parent in (real, *real.parents))
+    except (OSError, RuntimeError, ValueError):  # no path at all, or links that lead round in a circle
+        return False
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:

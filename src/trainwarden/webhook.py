@@ -31,6 +31,7 @@ TYPE_OF: dict[str, str] = {
     "lower_lr": "training.learning_rate.lower.requested",
     "probe": "training.probe.requested",
     "pin": "training.checkpoint.pin.requested",
+    "quarantine": "training.checkpoint.quarantine.requested",
 }
 ACTION_OF: dict[str, str] = {name: action for action, name in TYPE_OF.items()}
 
