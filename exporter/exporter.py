@@ -85,6 +85,7 @@ class Exporter:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: {type(model).__name__} is no torch.nn.Module")
+        self._model = model
         self._optimizers = _optimizers(optimizer)
         name = run if run is not None else os.environ.get("TRAINWARDEN_RUN") or "run"
         if not isinstance(name, str):

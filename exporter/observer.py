@@ -40,6 +40,19 @@ class Beside(Protocol):
         """Stop to listen."""
 
 
+class Door(Protocol):
+    """Who stands where an update begins and ends, before the probes see what it did. Only its refusal of a first step may raise."""
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are those that the optimizer uses next."""
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has used them."""
+
+    def detach(self) -> None:
+        """Stop to listen."""
+
+
 class Observer:
     """Watches some optimizers of one model. ``factor`` gives the multiplier of the learning rate at a step."""
 
@@ -76,6 +89,8 @@ class Observer:
         #: What the process does, and who else listens: it puts down what it saw when a step is closed.
         self.phase = "init"
         self.beside: list[Beside] = []
+        #: Who may undo an update.
+        self.doors: list[Door] = []
         self._opened = time.perf_counter()
 
     def attach(self, model: nn.Module | None = None) -> None:
@@ -106,9 +121,20 @@ class Observer:
         self._handles.clear()
         for one in self.beside:
             one.detach()
+        for door in self.doors:
+            door.detach()
         clipping.forget(self)
         scaler.forget(self)
         autocast.forget(self)
+
+    def join(self, door: Door, probe: Probe) -> None:
+        """Let ``door`` stand at every update from now on, with the probe that reads what it puts on the sheet."""
+        self._probes.append(probe)
+        self.doors.append(door)
+
+    def leave(self, door: Door) -> None:
+        """Let it stand there no more."""
+        self.doors = [other for other in self.doors if other is not door]
 
     def begin(self, step: int) -> None:
         """Open the sheet of ``step``."""
@@ -191,6 +217,8 @@ class Observer:
         closure = _closure(args, kwargs)
         if closure is None:
             self._guarded(self._open_update, optimizer)
+            for door in self.doors:
+                door.before(optimizer)
             return None
         return _with_closure(args, kwargs, self._opening(optimizer, closure))
 
@@ -201,6 +229,8 @@ class Observer:
             answer = closure(*args, **kwargs)
             if id(optimizer) not in self._open:  # LBFGS evaluates several times
                 self._guarded(self._open_update, optimizer)
+            for door in self.doors:
+                door.before(optimizer)
             return answer
 
         self._open.pop(id(optimizer), None)  # of a step that was broken off
@@ -220,6 +250,8 @@ class Observer:
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
         if depth <= 0:
+            for door in self.doors if self.active else ():
+                door.after(optimizer)
             self._guarded(self._close_update, optimizer)
 
     def _open_update(self, optimizer: torch.optim.Optimizer) -> None:

@@ -65,6 +65,10 @@ class Recorder:
         #: The start event as it was written, for ``/api/v1/run``.
         self.start_line: bytes | None = None
 
+    def join(self, probe: Probe) -> None:
+        """Let one more probe say what it saw, behind the others. From any thread."""
+        self._probes.append(probe)
+
     def begin(self, step: int, files: Callable[[], list[Path]]) -> None:
         """Go on counting samples and tokens where the record of ``step`` left off; ``files`` lists journals, newest first."""
         if step > 0:
@@ -141,7 +145,7 @@ class Recorder:
 
     def _complete(self, reading: Reading, seen: Seen, totals: Mapping[str, Totals]) -> None:
         """Put what sums over the elements of all ranks make beside this rank's own, and leave no part under the whole's name."""
-        for probe in self._probes:
+        for probe in list(self._probes):
             try:
                 if probe.name in totals:
                     seen.signals.update(probe.joined(reading, totals[probe.name]))

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainwarden.signals import SKIP_CAUSES
+
 Key = tuple[str, Any]
 
 
@@ -75,8 +77,10 @@ class Reading:
 
     @property
     def skipped_by(self) -> frozenset[Any]:
-        """The optimizers, by ``id``, whose updates a GradScaler skipped."""
-        return frozenset(optimizer for optimizer, array in self.values.get("found_inf", ()) if array[0] > 0)
+        """The optimizers, by ``id``, whose updates a GradScaler or a guard skipped."""
+        found = [optimizer for optimizer, array in self.values.get("found_inf", ()) if array[0] > 0]
+        found += [optimizer for optimizer, array in self.values.get("guard", ()) if array[: len(SKIP_CAUSES)].any()]
+        return frozenset(found)
 
     @property
     def measured(self) -> bool:

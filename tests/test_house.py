@@ -117,7 +117,7 @@ ALLOWED: list[tuple[Law, dict[str, str]]] = [
     (laws.outside_is_reached_in_few_places, {f"{R}/sources/http.py": "import requests\n", f"{R}/store.py": "import sqlite3\n"}),
     (laws.leaves_know_no_sibling, {f"{E}/probes/a.py": "from .probe import Probe\nfrom ..staging import x\n", f"{E}/probes/probe.py": "", f"{E}/probes/__init__.py": "from . import a\n"}),
     (laws.leaves_are_tested_and_documented, {f"{R}/notifiers/pigeon_post.py": "", "tests/rules/test_pigeon_post.py": "", "docs/notifiers.md": "`pigeon-post` sends a pigeon\n"}),
-    (laws.one_place_copies_off_the_device, {f"{E}/staging.py": "def f(t):\n    t.item()\n", f"{E}/guard.py": "def f(param):\n    param.copy_(1)\n", f"{E}/a.py": "def f(total):\n    total.add_(1)\n"}),
+    (laws.one_place_copies_off_the_device, {f"{E}/staging.py": "def f(t):\n    t.item()\n", f"{E}/guard/undo.py": "def f(param):\n    param.copy_(1)\n", f"{E}/a.py": "def f(total):\n    total.add_(1)\n"}),
     (laws.no_import_cycle, {f"{R}/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import x\n", f"{R}/b.py": "from .a import y\n"}),
     (laws.texts_speak_of_the_product, {"docs/a.md": "A torch.distributed session; the node agent; homework/x; an issue.\n"}),
 ]  # fmt: skip

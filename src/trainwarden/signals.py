@@ -29,6 +29,9 @@ LOGIT_KINDS = ("bound", "sampled", "lse")
 #: The tables of an embedding.
 TABLES = ("token", "position")
 
+#: Why a guard leaves an update out: the norm of its gradient is not finite, above a given limit, or far above its own median.
+SKIP_CAUSES = ("nonfinite", "limit", "surge")
+
 #: What a token may be, where the exporter was told which ids are.
 TOKEN_CLASSES = ("digit", "padding")
 
@@ -44,6 +47,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "table": TABLES,
     "block": (),  # as many as the model has; their numbers from 0
     "class": TOKEN_CLASSES,
+    "cause": SKIP_CAUSES,
     "source": (OTHER_SOURCES,),
 }
 
@@ -244,9 +248,17 @@ SIGNALS: tuple[Signal, ...] = (
     Signal(
         "skipped",
         "steps",
-        "Optimizer steps skipped because of non-finite gradients.",
+        "Optimizer steps whose update was skipped, by a GradScaler or by a guard.",
         "train_skipped_steps_total",
         type="counter",
+    ),
+    Signal(
+        "guard_skipped_steps",
+        "steps",
+        "Optimizer steps whose update a guard left out, by cause.",
+        "train_guard_skipped_steps_total",
+        type="counter",
+        labels=("cause",),
     ),
     Signal(
         "nonfinite",

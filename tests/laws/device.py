@@ -13,12 +13,12 @@ EXPORTER = "trainwarden.exporter"
 _COPIES = frozenset({"item", "cpu", "tolist"})
 #: ``staging.py`` owns the one copy off the device; loader and resume touch tensors of their own that never were on one.
 _MAY_COPY = ("exporter/staging.py", "exporter/loader/", "exporter/resume")
-_MAY_WRITE = ("exporter/guard.py", "exporter/resume")
+_MAY_WRITE = ("exporter/guard", "exporter/resume")
 _TENSOR_OF_THE_RUN = re.compile(r"\.grad\b|\.data\b|\bparam(eter)?\b|\.state\[")
 
 
 def one_place_copies_off_the_device(root: Path) -> list[str]:
-    """Within exporter/, what would wait for the device occurs in staging.py; the run's tensors are written in two files."""
+    """Within exporter/, what would wait for the device occurs in staging.py; the run's tensors are written in guard and resume."""
     wrong = []
     for source in read_sources(root).values():
         if source.room != EXPORTER:
@@ -37,7 +37,7 @@ def one_place_copies_off_the_device(root: Path) -> list[str]:
                 if written:
                     wrong.append(
                         f"{source.path}:{getattr(node, 'lineno', 1)}: writes {written}, a tensor of the run: only "
-                        "exporter/guard.py and exporter/resume.py do"
+                        "exporter/guard/ and exporter/resume.py do"
                     )
     return wrong
 
