@@ -25,6 +25,7 @@ from trainwarden.runfolder import RunFolder
 from .assembly import Parts, assemble
 from .drain import Call, ClosedStep
 from .ending import Ending
+from .forensics import Forensics, Save, checked
 from .identity import next_attempt
 from .loader import Skips, WatchedLoader, watch
 from .losses import MicroLosses
@@ -111,6 +112,7 @@ class Exporter:
         self._resume: Resume | None = None
         self._parts: Parts | None = None
         self._ending: Ending | None = None
+        self._forensics: Forensics | None = None
         if disabled():
             return
         try:
@@ -257,6 +259,8 @@ class Exporter:
         finally:
             self._step = number
             parts.observer.seconds += time.perf_counter() - began
+        if self._forensics is not None and number >= self._forensics.armed:
+            self._forensics.take(number)
 
     def checkpoint(
         self, step: int, path: str | os.PathLike[str], *, future: Any = None, finite: bool | None = None
@@ -271,9 +275,27 @@ class Exporter:
         if parts is None:
             return
         try:
-            parts.reports.checkpoint(step, path, future, finite)
+            if self._forensics is None or self._forensics.checkpoint(step, path):
+                parts.reports.checkpoint(step, path, future, finite)
         except Exception as error:
             self._notices.fault("reporting a checkpoint", error)
+
+    def forensics(self, save: Save, *, keep: int = 2, batches: int = 64) -> None:
+        """Let a copy of the damaged state be asked for: opt-in, on every rank. See :mod:`exporter.forensics` for the arguments.
+
+        Raises:
+            TypeError, ValueError: an argument is of no use; the message names it.
+        """
+        checked(save, keep, batches)
+        parts = self._live()
+        if parts is None or self._forensics is not None:
+            return
+        try:
+            beside = (self._optimizers, self._notices, lambda: self._step, self.phase)
+            self._forensics = Forensics(save, keep, batches, parts, *beside)
+            self._forensics.start()
+        except Exception as error:
+            self._notices.fault("forensics", error)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Record that something happened: an evaluation, a change of stage or mixture, or a word of your own.
@@ -424,6 +446,8 @@ class Exporter:
         if parts is None:
             return
         try:
+            if self._forensics is not None:
+                self._forensics.finish(DRAIN_SECONDS)
             self._show_phase("exit")
             parts.reports.end(reason, code, self._step)
             self._finished = True
