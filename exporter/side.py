@@ -89,10 +89,9 @@ class SideGroup(threading.Thread):
             self._offered.append((step, own))
         elif self._left:
             self._left = False
-            self._notices.say(
-                "side group",
-                "side group: another rank has closed its exporter: from here on each has its own values only",
-            )
+            reason = "another rank has closed its exporter"
+            self._notices.say("side group", f"side group: {reason}: from here on each has its own values only")
+            self.on_closed(max(self._next - 1, 0), reason)
 
     def awaits(self, step: int) -> bool:
         """Say whether the numbers of ``step`` are not there yet and may still come."""

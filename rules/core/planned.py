@@ -37,6 +37,9 @@ OF_THE_BATCH = frozenset(
         "step_duration_seconds",
     }
 )
+#: The event of an exporter whose ranks add up nothing any more, and what goes on otherwise then: a rank's own in place of the mean.
+SIDE_GROUP = "side_group"
+OF_THE_MEAN = frozenset({"loss", "loss_expected"})
 #: Verdicts of rules that no planned change excuses.
 HARD = ("nonfinite", "stall", "scale_collapse")
 #: The label with which a rule of another verdict says that no planned change excuses it.
@@ -86,19 +89,31 @@ class Announced(Struct):
         kind = self.kind.replace("_", " ")
         return f"{kind} ({self.says})" if self.says else kind
 
+    @property
+    def of_the_log(self) -> bool:
+        """Whether it is none of the training: another number is written down under the same name."""
+        return self.kind == SIDE_GROUP
+
+    @property
+    def parts(self) -> bool:
+        """Whether the loss behind it cannot be held against what it was before."""
+        return self.everything or self.of_the_log
+
 
 def of_event(event: Event, last_step: int, settings: Settings) -> Announced | None:
     """Return the planned change that an event announces, or None for any other event.
 
-    ``last_step`` is the newest step of the rank that sent it, where the event names none.
+    ``last_step`` is the newest step of the rank that sent it, where the event names none. A side group that is closed is a change, too,
+    of what is logged: nothing settles, and what is usual is learned anew at once.
     """
     planned = event.fields.get("planned")
-    if planned is False or (planned is not True and event.kind not in KINDS):
+    closed = event.kind == SIDE_GROUP and event.fields.get("open") is False
+    if not closed and (planned is False or (planned is not True and event.kind not in KINDS)):
         return None
     step = _whole(last_step if event.step is None else event.step)
     if step is None:
         return None
-    settle = _whole(event.fields.get("settle_steps"))
+    settle = 0 if closed else _whole(event.fields.get("settle_steps"))
     said = {name: value for name, value in sorted(event.fields.items()) if name not in ("planned", "settle_steps")}
     text = ", ".join(f"{name}={_short(value)}" for name, value in said.items())
     return Announced(
@@ -106,7 +121,7 @@ def of_event(event: Event, last_step: int, settings: Settings) -> Announced | No
         step=step,
         settle=settings.settle_steps if settle is None else settle,
         known=last_step,
-        everything=planned is True or event.kind not in ("batch_size", "lr_phase"),
+        everything=not closed and (planned is True or event.kind not in ("batch_size", "lr_phase")),
         says=text[:LONGEST],
         content=sha256(repr(said).encode()).hexdigest()[:20] if said else "",
     )
@@ -210,6 +225,8 @@ def moves(change: Announced, signal: str) -> bool:
     """Say whether a change moves a signal by itself."""
     if change.everything:
         return True
+    if change.of_the_log:
+        return signal in OF_THE_MEAN
     return signal in (OF_THE_RATE if change.kind == "lr_phase" else OF_THE_BATCH)
 
 
@@ -227,7 +244,7 @@ def baseline_from(changes: Iterable[Announced], signal: str, onset: int) -> int:
 
 def parted(changes: Iterable[Announced], onset: int, now: int) -> Announced | None:
     """Return the first change between ``onset`` and ``now`` behind which the loss cannot be held against what was before."""
-    return next((one for one in changes if one.everything and onset <= one.step < now), None)
+    return next((one for one in changes if one.parts and onset <= one.step < now), None)
 
 
 def near(changes: Iterable[Announced], onset: int) -> tuple[Announced, ...]:
@@ -241,6 +258,11 @@ def sentence(changes: Sequence[Announced]) -> str:
 
 
 def _sentence(change: Announced) -> str:
+    if change.of_the_log:
+        return (
+            f"Behind step {change.step} the ranks no longer add up what they see ({change.says}): loss is from there on the rank's own "
+            "in place of the mean over all ranks. What is usual is learned anew; it is no change of the training."
+        )
     what = f"Planned change after step {change.step}, by {'configuration' if change.configured else 'event'}: {change.name}."
     if change.everything:
         done = f"Up to step {change.end} only what is not finite, a standstill or a falling loss scale counts; "

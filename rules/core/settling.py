@@ -56,8 +56,10 @@ def cross(turn: Turn, run: Run, alive: Alive, record: Step) -> None:
             said.add(change.step)
     for step in sorted(said):
         told = [one for one in alive.changes if one.step == step and one.began and not one.quiet]
-        if told:
-            turn.notice(alive.start, "planned_change", step, sentence(told))
+        for kind, of_the_log, signal in (("planned_change", False, None), ("metric_scope", True, "loss")):
+            some = [one for one in told if one.of_the_log is of_the_log]
+            if some:
+                turn.notice(alive.start, kind, step, sentence(some), signal)
     alive.next_change = next_step(alive.changes)
 
 
@@ -117,11 +119,13 @@ def _explain(turn: Turn, incident: Incident, change: Announced, anew: set[str], 
     """Say what a change means for the incident that is open when it begins."""
     firing = {name for name, seen in incident.rules.items() if seen.firing and name not in anew}
     _unfire(incident, anew)
-    what = f"planned change of {change.name} after step {change.step}"
+    planned = "change of what is logged:" if change.of_the_log else "planned change of"
+    what = f"{planned} {change.name} after step {change.step}"
+    cause = "instrument" if change.of_the_log else "planned_change"
     if set(incident.rules) <= anew and min(seen.since for seen in incident.rules.values()) > change.step:
         says = f"It is the {what}, of which the news came late."
-        incident.cause, incident.confidence, incident.scores = "planned_change", 1.0, {"planned_change": 1.0}
-        incident.findings = [*incident.findings, Finding(kind="planned_change", step=change.step, says=says)]
+        incident.cause, incident.confidence, incident.scores = cause, 1.0, {cause: 1.0}
+        incident.findings = [*incident.findings, Finding(kind=cause, step=change.step, says=says)]
         if incident.state == "acting":
             turn.note(incident, record.time, record.step, says)
         else:
