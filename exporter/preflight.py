@@ -72,6 +72,9 @@ def facts(
     updated = {id(parameter) for group in groups for parameter in group["params"]}
     named = list(model.named_parameters())
     own = {id(parameter) for _, parameter in named}
+    stand_ins = {id(watched.params[index]): id(watched.params[of]) for index, of in watched.stand_ins.items()}
+    reached = updated | {of for tensor, of in stand_ins.items() if tensor in updated}
+    whole = not watched.weighed and watched.untold is None  # else the rest may be updated on other ranks
     adams = [group for group in groups if "betas" in group and "eps" in group]
     epsilons = [float(group["eps"]) for group in adams if isinstance(group["eps"], int | float)]
     betas = [float(group["betas"][1]) for group in adams if isinstance(group["betas"][1], int | float)]
@@ -79,8 +82,10 @@ def facts(
     return Facts(
         half=len(half),
         unknown=tuple(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers if not is_known(optimizer))),
-        left_out=tuple(name for name, parameter in named if parameter.requires_grad and id(parameter) not in updated),
-        foreign=sum(1 for group in groups for parameter in group["params"] if id(parameter) not in own),
+        left_out=tuple(
+            name for name, parameter in named if whole and parameter.requires_grad and id(parameter) not in reached
+        ),
+        foreign=len(updated - own - stand_ins.keys()),
         epsilon=min(epsilons, default=None),
         beta2=max(betas, default=None),
         half_state=any(id(parameter) in updated for parameter in half) and bool(adams),

@@ -67,8 +67,8 @@ class Watched:
         self.weighed = told.weights is not None
         #: Whether a rank holds a part of what is trained: what it measures alone is not global.
         self.split = self.untold is not None or self.weighed
-        #: The numbers of tensors that stand in for parameters that have a number of their own.
-        self.stand_ins: set[int] = set()
+        #: The numbers of tensors that stand in for parameters, each with that parameter's.
+        self.stand_ins: dict[int, int] = {}
         #: Whether other ranks may turn out to train other parameters.
         self.undecided = False
         for path, module in model.named_modules():
@@ -91,7 +91,7 @@ class Watched:
             of = self.index_of(parameter)
             index = self._add(tensor, self.names[of], None)
             self._groups[index] = self._groups[of]
-            self.stand_ins.add(index)
+            self.stand_ins[index] = of
 
     def _add(self, parameter: Tensor, name: str, owner: nn.Module | None) -> int:
         if id(parameter) in self._index:  # tied: it belongs to where it stands first
