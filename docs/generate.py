@@ -50,7 +50,7 @@ def signals() -> str:
 
 
 def _signal_row(signal: Signal) -> tuple[str, ...]:
-    seen = "every step" if signal.per == "step" else "at its cadence"
+    seen = {"step": "every step", "cadence": "at its cadence", "clock": "every few seconds"}[signal.per]
     if not signal.probed:
         seen = "in logs"
     value = " (running total)" if signal.cumulative else ""

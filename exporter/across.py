@@ -36,9 +36,19 @@ RANKED = (
     "batch_hash",
     "nonfinite",
     *(f"nonfinite.{quantity}" for quantity in QUANTITIES),
+    "gpu_temperature_celsius",
+    "gpu_memory_temperature_celsius",
+    "gpu_power_watts",
+    "gpu_sm_clock_ratio",
+    "gpu_throttled",
+    "gpu_row_remap_failed",
+    "gpu_ecc_uncorrected",
+    "gpu_faults",
 )
 #: Of these a record speaks only where some rank had one: most steps have none.
-ONLY_WHERE_FOUND = frozenset(name for name in RANKED if name.startswith("nonfinite."))
+ONLY_WHERE_FOUND = frozenset(
+    name for name in RANKED if name.startswith("nonfinite.") or name in ("gpu_ecc_uncorrected", "gpu_faults")
+)
 #: A rank's number where no rank is meant.
 NO_RANK = 2.0**31
 

@@ -19,6 +19,7 @@ from .cadence import Cadence
 from .combining import begin, layout_of
 from .description import describe
 from .drain import Drain
+from .hardware import Hardware
 from .http import Application
 from .identity import Identity, establish
 from .inside import Inside
@@ -33,6 +34,7 @@ from .probes.first_nonfinite import FirstNonfinite
 from .probes.grad_norm import GradNorm
 from .probes.grad_row_max import GradRowMax
 from .probes.grad_zero import GradZero
+from .probes.hardware import Hardware as HardwareProbe
 from .probes.learning_rate import LearningRate
 from .probes.logged import Logged
 from .probes.loss import Loss
@@ -75,6 +77,7 @@ class Parts:
     serving: Serving
     reports: Reports
     fields: dict[str, Any]
+    hardware: Hardware
     side: SideGroup | None = None
 
 
@@ -86,6 +89,7 @@ def default_probes(
     devices: Collection[torch.device] = (),
     structure: Structure | None = None,
     notices: Notices | None = None,
+    hardware: Hardware | None = None,
 ) -> list[Probe]:
     """Return the probes of an exporter, in the order in which a record lists what they saw."""
     structure = structure or Structure()
@@ -111,6 +115,7 @@ def default_probes(
         AttentionLogit(),
         GradRowMax(watched),
         FirstNonfinite(structure, watched),
+        *([] if hardware is None else [HardwareProbe(hardware)]),
     ]
 
 
@@ -129,8 +134,9 @@ def assemble(
     cadence = Cadence(settings.cadence, settings.watch_steps)
     devices = {local(parameter).device for parameter in watched.params}
     inside = Inside(model, notices)
+    hardware = Hardware(settings.hardware_seconds, notices)
     probes = default_probes(
-        watched, list(optimizers), identity.world_size, settings, devices, inside.structure, notices
+        watched, list(optimizers), identity.world_size, settings, devices, inside.structure, notices, hardware
     )
     observer = Observer(optimizers, watched, probes, cadence, notices)
     # A due step puts down about seven numbers a parameter and block; nothing else grows with the model.
@@ -185,10 +191,16 @@ def assemble(
     observer.attach(model if settings.own_gradients and identity.world_size > 1 else None)
     inside.attach(observer)
     reports = Reports(drain, staging, watched, notices)
+    hardware.measured = page.measured
+    hardware.happened = lambda told: reports.event("hardware", max(observer.step - 1, 0), told)
+    hardware.look(watched.params)
+    hardware.begin()
     if side is not None:
         side.on_closed = lambda step, reason: reports.event("side_group", step, {"open": False, "reason": reason})
         side.start()
-    return Parts(identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, side)
+    return Parts(
+        identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, hardware, side
+    )
 
 
 def _token(folder: RunFolder, notices: Notices) -> str | None:

@@ -186,7 +186,7 @@ class Drain(threading.Thread):
             reading.complete = False
         seen = self._recorder.read(reading)
         if self._side is not None and self._layout is not None:
-            self._side.offer(reading.step, self._layout.own(seen.signals, seen.shares))
+            self._side.offer(reading.step, self._layout.own({**seen.compared, **seen.signals}, seen.shares))
         self._held.put(
             lambda joined: self._recorder.step(reading, item.time, item.phase, seen, joined), step=reading.step
         )

@@ -458,6 +458,7 @@ class Exporter:
                 parts.side.leave()
             parts.serving.stop(self._settings.reader_seconds)
             if self._ending is not None:
+            parts.hardware.end()
                 self._ending.forget()
         except Exception as error:
             self._notices.fault("closing the exporter", error)

@@ -29,12 +29,13 @@ from .sinks.ring import Ring
 class Seen:
     """What this rank saw of a step: its signals, and its shares of sums over all ranks by probe, name and group.
 
-    ``whole``: it was not known then that ranks hold parts of what is measured.
+    ``whole``: it was not known then that ranks hold parts of what is measured. ``compared``: what the ranks compare beside.
     """
 
     whole: bool = True
     signals: dict[str, Value] = field(default_factory=dict)
     shares: dict[str, Shares] = field(default_factory=dict)
+    compared: dict[str, Value] = field(default_factory=dict)
 
 
 class Recorder:
@@ -100,6 +101,7 @@ class Recorder:
         for probe in list(self._probes):
             try:
                 signals.update(probe.signals(reading))
+                seen.compared.update(probe.compared(reading))
                 shares = probe.shares(reading) if probe.summed else None
                 if shares is not None:
                     seen.shares[probe.name] = shares

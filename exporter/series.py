@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from trainwarden.record import Event, Step, Value
-from trainwarden.signals import DERIVED, LABEL_VALUES, OTHER_SOURCES, PHASES, SIGNALS, WINDOW_SECONDS, Signal
+from trainwarden.signals import BY_NAME, DERIVED, LABEL_VALUES, OTHER_SOURCES, PHASES, SIGNALS, WINDOW_SECONDS, Signal
 
 Labels = tuple[str, ...]
 
@@ -98,7 +98,8 @@ class Page(Collector):
         self._ema = 0.0
         self._weight = 0.0
         for signal in PROBED:
-            for labels in self._known_labels(signal):
+            # What is read by the clock is there once the machine has it: no GPU, no series.
+            for labels in self._known_labels(signal) if signal.per != "clock" else ():
                 self._put(signal.series, labels, _first(signal.series, signal.type))
         for series in DERIVED:
             for labels in _label_sets(series.labels):
@@ -141,7 +142,7 @@ class Page(Collector):
         with self._lock:
             for signal in PROBED:
                 value = step.signals.get(signal.name)
-                if value is not None:
+                if value is not None and signal.per != "clock":
                     self._signal(signal, value)
             self._put("train_step", (), float(step.step))
             self._put("train_steps_total", (), float(step.stride), add=True)
@@ -159,6 +160,12 @@ class Page(Collector):
             if step.shards:
                 name = step.shards[-1].name[-(EXEMPLAR_CHARACTERS - len("shard")) :]
                 self._exemplar = Exemplar({"shard": name}, step.value("samples_seen") or 0.0, step.time)
+
+    def measured(self, signals: Mapping[str, Value]) -> None:
+        """Take over what was read by the clock, whatever the steps do; of counters the increments."""
+        with self._lock:
+            for name, value in signals.items():
+                self._signal(BY_NAME[name], value)
 
     def _signal(self, signal: Signal, value: Value) -> None:
         if signal.name == "source_share":

@@ -35,7 +35,8 @@ class Settings:
     ``sources``: names of the sources that batches say in numbers, from 0; these are on the page, too.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
     the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
-    and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`.
+    and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`. ``hardware_seconds``: the GPU is
+    asked how it is every so many seconds, 0 never.
     """
 
     run: str
@@ -57,6 +58,7 @@ class Settings:
     preflight: bool = True
     token_classes: Any = None
     sources: tuple[str, ...] = ()
+    hardware_seconds: float = 5.0
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE:
@@ -67,7 +69,7 @@ class Settings:
             _check_whole("port", self.port, 0, f"; leave it out for {BASE_PORT} + local rank")
             if self.port > LAST_PORT:
                 raise ValueError(f"port: {self.port} is above {LAST_PORT}")
-        for name in ("reader_seconds", "side_timeout"):
+        for name in ("reader_seconds", "side_timeout", "hardware_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float):
                 raise TypeError(f"{name}: {seconds!r} is not a number of seconds")

@@ -79,6 +79,10 @@ class Probe:
         """Return the signals of an arrived step. Drain thread. What was not seen is left out."""
         return {}
 
+    def compared(self, reading: Reading) -> dict[str, Value]:
+        """Return further numbers of this rank that are compared with the other ranks' and not in its own record. Drain thread."""
+        return {}
+
     def shares(self, reading: Reading) -> Shares | None:
         """Return this rank's share of each of :attr:`summed`, by group; None where it measured none. Drain thread.
 

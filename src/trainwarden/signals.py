@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .gpu_signals import CLOCK_REASONS, COUNTERS, GAUGES
+
 Reduction = Literal["mean", "sum", "max", "min", "same", "none"]
 SeriesType = Literal["gauge", "counter"]
-Cadence = Literal["step", "cadence"]
+Cadence = Literal["step", "cadence", "clock"]
 
 #: The parameter groups of a transformer by which norms and ratios are split; ``all`` is the whole model.
 GROUPS = ("all", "embedding", "attention", "mlp", "norm", "head", "other")
@@ -48,6 +50,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "block": (),  # as many as the model has; their numbers from 0
     "class": TOKEN_CLASSES,
     "cause": SKIP_CAUSES,
+    "reason": CLOCK_REASONS,
     "source": (OTHER_SOURCES,),
 }
 
@@ -58,7 +61,8 @@ class Signal:
 
     ``labels`` name the keys of the object that a grouped signal is, outermost first. ``reduce`` says how values
     of several ranks become one (``same``: equal on all ranks by construction, ``none``: stays with its rank).
-    ``per`` is ``step`` for what is seen at every step and ``cadence`` for what is too dear for that.
+    ``per`` is ``step`` for what is seen at every step, ``cadence`` for what is too dear for that, and ``clock`` for what is
+    read every few seconds whatever the steps do: the page shows it as it is read, a record what is new.
     A ``counter`` holds the step's own increment in the record and the running total on the page, except where
     ``cumulative`` says that the record itself holds the running total.
     Where ``probed`` is false the exporter has no probe for it: its value comes from others' logs alone.
@@ -402,6 +406,20 @@ SIGNALS: tuple[Signal, ...] = (
         "train_param_hash",
         reduce="none",
         per="cadence",
+    ),
+    Signal(
+        "gpu_clocks_event",
+        "1",
+        "1 while this is a reason for which the GPU's clocks are lowered.",
+        "train_gpu_clocks_event",
+        labels=("reason",),
+        reduce="none",
+        per="clock",
+    ),
+    *(Signal(name, unit, says, f"train_{name}", reduce=how, per="clock") for name, unit, how, says in GAUGES),
+    *(
+        Signal(name, unit, says, f"train_{name}_total", type="counter", reduce="sum", per="clock")
+        for name, unit, says in COUNTERS
     ),
 )
 
