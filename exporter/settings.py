@@ -75,7 +75,7 @@ class Settings:
                 raise TypeError(f"{name}: {seconds!r} is not a number of seconds")
             if not 0 <= seconds < math.inf or (name == "side_timeout" and seconds == 0):
                 raise ValueError(
-                    f"{name}: {seconds!r} is not a {'' if name == 'reader_seconds' else 'positive '}number of seconds"
+                    f"{name}: {seconds!r} is not a {'positive ' if name == 'side_timeout' else ''}number of seconds"
                 )
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
