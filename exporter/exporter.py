@@ -452,13 +452,13 @@ class Exporter:
             parts.reports.end(reason, code, self._step)
             self._finished = True
             parts.observer.detach()
+            parts.hardware.end()
             if not parts.drain.finish(DRAIN_SECONDS):
                 self._notices.say("drain", "closed before everything was recorded")
             if parts.side is not None:
                 parts.side.leave()
             parts.serving.stop(self._settings.reader_seconds)
             if self._ending is not None:
-            parts.hardware.end()
                 self._ending.forget()
         except Exception as error:
             self._notices.fault("closing the exporter", error)

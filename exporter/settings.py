@@ -54,11 +54,12 @@ class Settings:
     protect_metrics: bool = False
     side_group: bool = True
     side_timeout: float = 10.0
+    hardware_seconds: float = 5.0
     total_steps: int | None = None
     preflight: bool = True
     token_classes: Any = None
     sources: tuple[str, ...] = ()
-    hardware_seconds: float = 5.0
+    anomaly: CloseLook | None = None
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE:
