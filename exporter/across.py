@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 #: Signals of which a record says how they were on all ranks, by their ``all`` where they are grouped.
 RANKED = (
     "loss",
+    "loss_expected",
     "grad_norm",
     "rank_grad_norm",
     "rank_compute_seconds",

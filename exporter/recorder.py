@@ -122,7 +122,12 @@ class Recorder:
         seen = self.read(reading) if seen is None else seen
         signals, host = seen.signals, reading.host
         if joined is not None and "loss" in joined.ranks:
-            signals["loss"] = joined.ranks["loss"].sum / joined.ranks["loss"].n
+            loss, expected = joined.ranks["loss"], joined.ranks.get("loss_expected")
+            signals["loss"] = loss.sum / loss.n
+            # A mean of other ranks' losses than those of which one is expected would be another number.
+            signals.pop("loss_expected", None)
+            if expected is not None and expected.n == loss.n:
+                signals["loss_expected"] = expected.sum / expected.n
         if self._split():
             self._complete(reading, seen, {} if joined is None else joined.totals)
         for kind, fields in host.get("events", ()):  # what a probe has to tell beside numbers

@@ -54,7 +54,12 @@ def _noise(facts: Facts) -> float:
 
 
 def _mix(facts: Facts, place: int) -> str:
-    """Return which source the batch has more of than usual, as words in brackets; an empty text where no record names any."""
+    """Return which source the batch has more of than usual, as words in brackets; an empty text where no record names any.
+
+    Nothing where there are several ranks: the loss is of all their batches, and a record names the sources of one.
+    """
+    if facts.whose.of_ranks > 1:
+        return ""
     end = len(facts.trace) - len(facts.steps)
     before = slice(max(0, end - TREND_RECORDS), end)
     most: tuple[float, str, float, float] | None = None

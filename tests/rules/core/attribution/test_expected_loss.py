@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.rules.core.runs import spike
 from trainwarden.record import Step
 from trainwarden.rules.core.attribution.expected_loss import find
 from trainwarden.rules.core.block import from_steps
+from trainwarden.rules.core.ranks import Whose
 from trainwarden.rules.core.trace import Trace
 from trainwarden.signals import MOST_SOURCES
 
@@ -33,6 +35,12 @@ def test_a_batch_of_a_hard_source_is_called_one() -> None:
     assert (found.cause, found.weight, found.step) == ("", 0.0, 301)
     assert found.test.endswith("trainwarden data show --step 301.")
     assert "(90 % code, usually 25 %): a hard batch, not a harmful one." in found.says
+
+
+def test_of_several_ranks_no_mix_is_named_for_the_records_name_that_of_one() -> None:
+    several = facts(spike({301: 2.0}), each=mixed(lambda step: 0.9 if step == 301 else 0.25))
+    (found,) = find(replace(several, whose=Whose(of_ranks=2)))
+    assert "was to be expected of its sources: a hard batch" in found.says
 
 
 def test_a_loss_that_the_sources_do_not_explain_is_called_so() -> None:
