@@ -23,6 +23,7 @@ from trainwarden.plan import Target
 from trainwarden.runfolder import RunFolder
 
 from .assembly import Parts, assemble
+from .closely import LooksClosely
 from .drain import Call, ClosedStep
 from .ending import Ending
 from .forensics import Forensics, Save, checked
@@ -31,7 +32,7 @@ from .loader import Skips, WatchedLoader, watch
 from .losses import MicroLosses
 from .notices import Notices
 from .resume import Resume
-from .settings import Settings, disabled
+from .settings import Settings, disabled, optimizers_of
 from .sheet import Reading
 from .starting import start_fields
 from .watched import Told
@@ -40,7 +41,7 @@ from .watched import Told
 DRAIN_SECONDS = 5.0
 
 
-class Exporter:
+class Exporter(LooksClosely):
     """Watches one training process of a run.
 
     Example::
@@ -87,7 +88,7 @@ class Exporter:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: {type(model).__name__} is no torch.nn.Module")
         self._model = model
-        self._optimizers = _optimizers(optimizer)
+        self._optimizers = optimizers_of(optimizer)
         name = run if run is not None else os.environ.get("TRAINWARDEN_RUN") or "run"
         if not isinstance(name, str):
             raise TypeError(f"run: {name!r} is not a string")
@@ -121,6 +122,7 @@ class Exporter:
             )
             self._ending = Ending(self._end)
             _alive.add(self)
+            self._look_as_set()
         except Exception as error:
             self._notices.fault("attaching the exporter", error)
 
@@ -374,7 +376,7 @@ class Exporter:
         try:
             resume = self._read_resume()
             if resumed:
-                applied = resume.apply(self._optimizers, self._step + 1, loader)
+                applied = self._look_as_planned(resume.apply(self._optimizers, self._step + 1, loader))
                 parts.observer.factor = resume.lr_factor
                 target = resume.target
             elif resume.plan is not None:
@@ -428,6 +430,8 @@ class Exporter:
             if self._resume is not None:
                 self._resume.closed(number)
             observer.begin(number + 1)
+            if self._looks is not None:
+                self._look_on(number + 1)
 
     def _enter(self, name: str) -> None:
         if self._live() is not None and name != self._phase:
@@ -449,6 +453,8 @@ class Exporter:
             if self._forensics is not None:
                 self._forensics.finish(DRAIN_SECONDS)
             self._show_phase("exit")
+            if self._looks is not None:
+                self._looks.end(self._step)
             parts.reports.end(reason, code, self._step)
             self._finished = True
             parts.observer.detach()
@@ -470,21 +476,6 @@ class Exporter:
         self._finished = True
         if self._parts is not None:
             self._parts.observer.active = False
-
-
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers as a list.
-
-    Raises:
-        TypeError: one of them is none.
-    """
-    several = list(given) if isinstance(given, list | tuple) else [given]
-    for optimizer in several:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
-    if not several:
-        raise TypeError("optimizer: an empty sequence")
-    return several
 
 
 _alive: weakref.WeakSet[Exporter] = weakref.WeakSet()

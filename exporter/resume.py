@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainwarden.plan import Applied, Ledger, Plan, PlanError, Target
+from trainwarden.plan import Applied, CloseLook, Ledger, Plan, PlanError, Target
 from trainwarden.runfolder import RunFolder, RunFolderError
 
 from .checkpoints import catalogue
@@ -138,6 +138,7 @@ class Resume:
             rewarmup_steps=warm_up,
             skip_samples=[] if "skip_samples" in refused else plan.skip_samples,
             exclude=[] if "exclude" in refused else plan.exclude,
+            anomaly=_still_to_come(plan.anomaly, start_step, refused),
             not_applied=refused,
         )
         return self._applied
@@ -145,7 +146,7 @@ class Resume:
     def left_undone(self) -> str | None:
         """Say what an attempt that nobody watches leaves out of the plan, or None. Its target and skips hold all the same."""
         if self.plan is not None:
-            asked = "its reset, learning rate factor and ramp are not applied; its target and skips hold"
+            asked = "its reset, learning rate factor, ramp and close look are not applied; its target and skips hold"
             return f"plan {self.plan.plan_id} is in force: {asked}"
         if self._line is not None and self._rate.changes:
             return f"plan {self._line.plan_id}: what is left of its learning rate factor and ramp is not applied"
@@ -197,6 +198,19 @@ class Resume:
         if not self._hooks:
             self._rate = Rate()
         return bool(self._hooks)
+
+
+def _still_to_come(look: CloseLook | None, start_step: int, refused: dict[str, str]) -> CloseLook | None:
+    """Return what of a close look this attempt has before it; where that is nothing, name it in ``refused``."""
+    if look is None:
+        return None
+    if look.end <= start_step:
+        refused["anomaly"] = (
+            f"steps {look.first_step} to {look.end - 1} lie before step {start_step}, the first of this attempt"
+        )
+        return None
+    first = max(look.first_step, start_step)
+    return CloseLook(first_step=first, steps=look.end - first, check_nan=look.check_nan)
 
 
 def _changes_rate(plan: Plan) -> bool:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from trainwarden.plan import CloseLook, check_look
 from trainwarden.signals import MOST_SOURCES, OTHER_SOURCES
 
 from .vocabulary import TokenClasses
@@ -33,6 +36,7 @@ class Settings:
     ``total_steps``: optimizer steps of the whole run, where they are known; :mod:`exporter.preflight` looks at the warm-up by them,
     and ``preflight`` turns its checks off.
     ``sources``: names of the sources that batches say in numbers, from 0; these are on the page, too.
+    ``anomaly``: ``(first_step, steps)`` that are looked at as closely as torch allows, see :mod:`exporter.anomaly`.
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
     the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`. ``hardware_seconds``: the GPU is
@@ -84,6 +88,7 @@ class Settings:
         if not isinstance(self.host, str):
             raise TypeError(f"host: {self.host!r} is not a string")
         object.__setattr__(self, "sources", source_names(self.sources))
+        object.__setattr__(self, "anomaly", _close_look(self.anomaly))
         if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
             object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
 
@@ -116,6 +121,38 @@ def source_names(given: Any) -> tuple[str, ...]:
     if len(names) > MOST_SOURCES or len(set(names)) < len(names) or OTHER_SOURCES in names:
         raise ValueError(f"sources: give up to {MOST_SOURCES} different names, none of them {OTHER_SOURCES!r}")
     return names
+
+
+def _close_look(given: Any) -> CloseLook | None:
+    """Return the setting ``anomaly``, a pair of whole numbers, as a close look.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if given is None or isinstance(given, CloseLook):
+        return given
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise TypeError(f"anomaly: {given!r} is not (first_step, steps)")
+    for name, value in zip(("first_step", "steps"), given, strict=True):
+        _check_whole(f"anomaly {name}", value, 1)
+    look = CloseLook(first_step=given[0], steps=given[1])
+    check_look(look, "anomaly ")
+    return look
+
+
+def optimizers_of(given: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that an exporter was given as a list.
+
+    Raises:
+        TypeError: one of them is none.
+    """
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    for optimizer in several:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if not several:
+        raise TypeError("optimizer: an empty sequence")
+    return several
 
 
 def disabled() -> bool:

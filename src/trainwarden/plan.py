@@ -18,6 +18,8 @@ from .record import Ranges
 SkipMode = Literal["substitute", "shift"]
 Action = Literal["rollback", "stop", "lower_lr", "probe", "quarantine"]
 
+#: Steps of a close look at most: each costs several times a usual one.
+MOST_LOOKED = 1000
 #: Actions that end an attempt. At most one of them takes effect per (run_uid, attempt).
 ENDING_ACTIONS: tuple[Action, ...] = ("rollback", "stop")
 
@@ -41,6 +43,23 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
     shard: str
     first: int
     end: int
+
+
+class CloseLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A look as close as torch allows, at the steps from ``first_step`` on, ``steps`` of them (1 to :data:`MOST_LOOKED`).
+
+    ``check_nan`` is that of :func:`torch.autograd.detect_anomaly`: a NaN in a backward pass raises, and so ends a run that might have
+    gone on. Without it nothing is raised.
+    """
+
+    first_step: int
+    steps: int
+    check_nan: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first step behind it."""
+        return self.first_step + self.steps
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``skip_samples`` are positions in the unskipped global order of epoch ``skip_epoch``. ``substitute`` fills skipped
     positions from a reserve, so that every other step keeps its batch; ``shift`` moves what follows forward.
     ``lr_factor`` multiplies the scheduled rate; ``rewarmup_steps`` ramps it up from zero after an optimizer reset.
+    ``anomaly``: steps that are looked at as closely as torch allows, see :class:`CloseLook`; plans of older versions have none.
     ``reasons`` gives one sentence per field that is not at its default. Soft actions (``lower_lr``, ``probe``)
     have no target and take effect at ``at_step``. ``quarantine`` asks for a copy of the state and changes nothing.
     """
@@ -98,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checks: Checks | None = None
     probe: dict[str, Any] | None = None
     at_step: int | None = None
+    anomaly: CloseLook | None = None
     quarantine: Quarantine | None = None
 
 
@@ -116,6 +137,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     rewarmup_steps: int = 0
     skip_samples: Ranges = msgspec.field(default_factory=list)
     exclude: list[Exclusion] = msgspec.field(default_factory=list)
+    anomaly: CloseLook | None = None
     not_applied: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -193,6 +215,8 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
             raise PlanError(f"{where}: {name}: [{first}, {end}) is no half-open range of positions")
     if not 0 < plan.lr_factor <= 1:
         raise PlanError(f"{where}: lr_factor: {plan.lr_factor} is not in (0, 1]")
+    if plan.anomaly is not None:
+        check_look(plan.anomaly, f"{where}: anomaly.")
     numbers = [
         ("rewarmup_steps", plan.rewarmup_steps),
         ("for_attempt", plan.for_attempt),
@@ -232,6 +256,18 @@ def _check_quarantine(plan: Plan, where: str) -> None:
         aware = False
     if not aware:
         raise PlanError(f"{where}: quarantine.expires_at: {asked.expires_at!r} is no ISO 8601 time with a time zone")
+
+
+def check_look(look: CloseLook, where: str = "") -> None:
+    """Refuse a close look of no step, of too many, or from a step that there is not; ``where`` stands before the field's name.
+
+    Raises:
+        PlanError: so it is.
+    """
+    if not 1 <= look.steps <= MOST_LOOKED:
+        raise PlanError(f"{where}steps: {look.steps} is not in 1 to {MOST_LOOKED}")
+    if not 1 <= look.first_step < _LARGEST_NUMBER:
+        raise PlanError(f"{where}first_step: {look.first_step} is no step; they are counted from 1")
 
 
 def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwarden import plan as plans
-from trainwarden.plan import Applied, Checks, Exclusion, Ledger, LedgerEntry, Plan, PlanError, Target
+from trainwarden.plan import Applied, Checks, CloseLook, Exclusion, Ledger, LedgerEntry, Plan, PlanError, Target
 
 PLAN = Plan(
     plan_id="p-1",
@@ -27,6 +27,7 @@ PLAN = Plan(
     exclude=[Exclusion(dataset="stdlib", shard="s-07", first=0, end=4096)],
     reasons={"lr_factor": "the rate was too high"},
     checks=Checks(start_step=401, lr=1e-3, optimizer_step=1, skipped=[(4096, 8192)]),
+    anomaly=CloseLook(first_step=480, steps=13),
 )
 
 
@@ -39,6 +40,17 @@ def test_a_plan_comes_back_as_it_was_and_reads_well() -> None:
     assert plans.decode_plan(text) == PLAN
     assert text.endswith(b"}\n")
     assert b'\n  "lr_factor": 0.5,\n' in text
+
+
+def test_a_plan_of_an_older_version_looks_at_nothing_closely() -> None:
+    older = {name: value for name, value in msgspec.to_builtins(PLAN).items() if name != "anomaly"}
+    assert plans.decode_plan(msgspec.json.encode(older)).anomaly is None
+
+
+def test_a_close_look_of_the_most_steps_is_read_whole() -> None:
+    look = plans.decode_plan(changed(anomaly={"first_step": 1, "steps": 1000, "check_nan": True})).anomaly
+    assert look == CloseLook(first_step=1, steps=1000, check_nan=True)
+    assert look.end == 1001
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -61,6 +73,13 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         (changed(exclude=[{"dataset": "d", "shard": "s", "first": 9, "end": 3}]), "exclude"),
         (changed(checks={"start_step": 401, "skipped": [[9, 3]]}), "checks.skipped"),
         (changed(skip_mode="forget"), "skip_mode"),
+        (changed(anomaly={"first_step": 480, "steps": 0}), r"anomaly\.steps: 0 is not in 1 to 1000"),
+        (changed(anomaly={"first_step": 480, "steps": 1001}), r"anomaly\.steps: 1001 is not in 1 to 1000"),
+        (changed(anomaly={"first_step": 0, "steps": 5}), r"anomaly\.first_step: 0 is no step"),
+        (changed(anomaly={"first_step": 2**60, "steps": 5}), r"anomaly\.first_step"),
+        (changed(anomaly={"first_step": "soon", "steps": 5}), r"got `str` - at `\$\.anomaly\.first_step`"),
+        (changed(anomaly={"first_step": 480}), r"required field `steps` - at `\$\.anomaly`"),
+        (changed(anomaly="yes"), r"got `str` - at `\$\.anomaly`"),
         (changed(target={"attempt": 0, "path": "x"}), "step"),
         (b"\xff", "here"),
         (b'{"probe": ' + b"[" * 100_000, "here"),

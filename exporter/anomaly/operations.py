@@ -1,0 +1,121 @@
+"""Each operation of a forward pass, as Python calls it: which was the first to make of finite values what is not finite.
+
+A mode of torch's on the way from Python into torch, above autograd: what runs, and in which precision, is what would have run without it.
+It is entered where the outermost module begins and left where it ends, so that modes of the trainer's own nest with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
+
+from .gathering import IN_PASS, Called, Pass
+from .numbers import is_bad, readable, tensors_in
+from .where import Sites
+
+#: Operations that write what they are told, or leave memory as it is: nothing that is not finite is their doing.
+FILLING = frozenset(
+    (
+        "masked_fill",
+        "masked_fill_",
+        "full",
+        "full_like",
+        "new_full",
+        "fill_",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "tensor",
+        "as_tensor",
+        "where",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "index_fill",
+        "index_fill_",
+        "triu",
+        "tril",
+        "triu_",
+        "tril_",
+        "copy_",
+        "set_",
+        "load",
+        "__setitem__",
+        "masked_scatter",
+        "from_numpy",
+        "resize_",
+        "clone",
+        "detach",
+    )
+)
+
+#: Makes one of the exporter's functions run without touching what the trainer does.
+Guard = Callable[..., Any]
+
+
+class Operations(TorchFunctionMode):
+    """Tells of the operations of one pass."""
+
+    def __init__(self, seen: Pass, sites: Sites, guard: Guard) -> None:
+        super().__init__()
+        self._pass = seen
+        self._sites = sites
+        self._guard = guard
+        self._known: dict[Any, Called] = {}
+        self.entered = False
+        self.active = True
+
+    def enter(self) -> None:
+        """Begin."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self.entered = True
+
+    def leave(self) -> None:
+        """End, also where an exception has left modes behind above this one."""
+        self.active = False
+        while self.entered:
+            stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+            if self not in stack:
+                self.entered = False
+            elif stack[-1] is self:
+                self.__exit__(None, None, None)
+                self.entered = False
+            elif isinstance(stack[-1], Operations):
+                _pop_mode()  # type: ignore[no-untyped-call]
+            else:
+                return  # somebody else's is above: it goes first
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let it run, and look at what went in and what came out."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if not self.active or name in FILLING or name.startswith("__get__") or len(self._pass.operations) >= IN_PASS:
+            return func(*args, **kwargs)
+        before = self._guard(self._before, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor | tuple | list):
+            self._guard(self._after, func, name, before, result)
+        return result
+
+    def _before(self, args: Any, kwargs: Any) -> Tensor | None:
+        taken = [x for x in map(readable, tensors_in([args, kwargs])) if x is not None]
+        taken = [x for x in taken if x.device == taken[0].device]
+        return is_bad(taken) if taken else None
+
+    def _after(self, func: Any, name: str, before: Tensor | None, result: Any) -> None:
+        given = [x for x in map(readable, tensors_in(result)) if x is not None]
+        given = [x for x in given if x.device == given[0].device]
+        if not given:
+            return
+        bad = is_bad(given)
+        if before is not None and before.device == bad.device:
+            bad = bad & ~before
+        self._pass.made.add(len(self._pass.operations), bad)
+        self._pass.operations.append((name.strip("_") if name.startswith("__") else name, self._sites.here()))

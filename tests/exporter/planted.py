@@ -1,0 +1,99 @@
+"""Modules with a fault that can be switched on, and the line of each: what a close look must name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.exporter.gpt import GPT, gpt
+
+
+class Faulty(nn.Module):
+    """Around a module of a model: gives back what it gives, and the fault's share of it while ``on``."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x)
+        return found + self.fault(found) if self.on else found
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class LogOfNegative(Faulty):
+    """NaN in the forward pass."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        below = -1.0 - x.abs()
+        return torch.log(below)  # here
+
+
+class RootAtZero(Faulty):
+    """The gradient of a square root is infinite at 0; the forward pass is finite."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        zero = x * 0.0
+        return torch.sqrt(zero)  # here
+
+
+class InfinityTimesNothing(Faulty):
+    """What a mask throws away forward, exp gives back as 0 times infinity: NaN in the backward pass alone."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        large = x + 1000.0
+        grown = torch.exp(large)  # here
+        return torch.where(large > 50.0, torch.zeros_like(x), grown)
+
+
+class Masked(Faulty):
+    """Infinities that do no harm: a mask's, and those of a logarithm of it, gone behind the softmax."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        keep = (torch.arange(x.shape[-1]) % 2).to(x.dtype)
+        scores = x + torch.log(keep) + torch.zeros_like(x).masked_fill(keep == 0, -math.inf)
+        return scores.softmax(-1) * 1e-3
+
+
+def line_of(kind: type[Faulty]) -> str:
+    """Return ``file:line`` of the line that makes the fault, as an event says it from where the tests run."""
+    lines, first = inspect.getsourcelines(kind)
+    at = first + next(number for number, line in enumerate(lines) if "# here" in line)
+    path = Path(inspect.getsourcefile(kind) or "")
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{at}"
+
+
+def planted(kind: type[Faulty], **options: Any) -> tuple[GPT, Faulty]:
+    """Return a model with a faulty module in place of the MLP's activation in block 1."""
+    model = gpt(**options)
+    layer: Any = model.h[1]
+    layer.mlp[1] = kind(layer.mlp[1])
+    fault: Faulty = layer.mlp[1]
+    return model, fault
+
+
+class Overflowing(nn.Module):
+    """Attention by hand whose scores leave the range of float16, where ``on``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.on:
+            q, k = q * 0.0 + 300.0, k * 0.0 + 300.0
+        scores = q @ k.transpose(-2, -1)  # here
+        length = x.shape[1]
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+        found: torch.Tensor = scores.softmax(-1) @ v
+        return found
