@@ -174,6 +174,8 @@ def received(turn: Turn, receipt: Receipt) -> None:
         for incident in run.incidents.values():
             if incident.webhook_id == receipt.request_id:
                 _answered(turn, incident, receipt)
+            elif incident.evidence_id == receipt.request_id and receipt.status in REFUSALS:
+                incident.evidence_until = None  # there will be no copy to wait for
 
 
 def _answered(turn: Turn, incident: Incident, receipt: Receipt) -> None:

@@ -248,6 +248,9 @@ def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
     for name in ("deleted", "pinned", "abandoned", "quarantined"):
         if fields.get(name) is True:
             setattr(known, name, True)
+    incident = run.incidents.get(str(fields.get("incident"))) if known.quarantined else None
+    if incident is not None:
+        incident.evidence_until = None  # the copy is made, or will not be
 
 
 def _source_seen(turn: Turn, value: SourceSeen) -> None:

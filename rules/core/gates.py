@@ -21,7 +21,7 @@ def held_by(
     """Return the name of the first shut gate, or None where the action may be delivered.
 
     ``mode``, ``silenced``, ``start_ended``, ``approval``, ``no_receiver``, ``not_live`` (no poll ever: a file),
-    ``unauthenticated``, ``not_allowed``, ``catching_up``, ``stale``.
+    ``unauthenticated``, ``not_allowed``, ``catching_up``, ``stale``, ``evidence`` (a copy of the damaged state is being made).
     """
     if settings.mode == "observe":
         return "mode"
@@ -35,7 +35,10 @@ def held_by(
             return "approval"
     if not settings.receiver:
         return "no_receiver"
-    return _source(alive, settings, now)
+    held = _source(alive, settings, now)
+    if held is None and incident.evidence_until is not None and now < incident.evidence_until:
+        return "evidence"
+    return held
 
 
 def _source(alive: Alive, settings: Settings, now: float) -> str | None:

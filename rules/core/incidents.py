@@ -426,7 +426,7 @@ def keep_damage(turn: Turn, run: Run, alive: Alive, incident: Incident, time: fl
     A run that stands still reaches no step at which it could save.
     """
     settings = turn.settings
-    if incident.evidence_asked or not (settings.quarantine and settings.receiver):
+    if incident.evidence_id is not None or not (settings.quarantine and settings.receiver):
         return
     if incident.confirmed_step is None or incident.stood is not None or rank(incident.severity) == 0:
         return
@@ -434,11 +434,13 @@ def keep_damage(turn: Turn, run: Run, alive: Alive, incident: Incident, time: fl
         return
     if not all(seen.authenticated and seen.may_act for seen in alive.sources.values()):
         return
-    before = sum(one.evidence_asked and one.attempt == incident.attempt for one in run.incidents.values())
-    incident.evidence_asked = True
+    asked = [one for one in run.incidents.values() if one.evidence_id is not None]
+    before = sum(one.attempt == incident.attempt for one in asked)
     chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
     last_good = None if chosen is None else chosen.target
-    turn.effects.append(quarantine(incident, last_good, before, settings, time))
+    effect = quarantine(incident, last_good, before, settings, time)
+    incident.evidence_id, incident.evidence_until = effect.key, effect.created + settings.quarantine_seconds
+    turn.effects.append(effect)
 
 
 def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:

@@ -47,6 +47,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A receiver is configured: actions can be delivered and checkpoints pinned."""
     quarantine: bool = False
     """Ask the trainer for a copy of its damaged state when an incident is confirmed; it saves one where its script says how."""
+    quarantine_seconds: Seconds = 60.0
+    """Seconds for which a decided rollback waits for that copy."""
     report_url: str | None = None
     """Address of an incident's page with ``{id}`` in it; goes into the webhook."""
 

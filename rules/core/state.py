@@ -204,7 +204,8 @@ class Incident(Struct):
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
     kept: bool = False
-    evidence_asked: bool = False
+    evidence_id: str | None = None
+    evidence_until: float | None = None
     announced: str = ""
     told: int = 0
 
