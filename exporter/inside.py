@@ -362,11 +362,12 @@ class Inside:
         fired, self._fired = self._fired or self._traced, False
         if self._traced:
             self._traced = False
-            numbers = tuple(self._rows)
-            rows = list(self._rows.values())
-            if len({row.device for row in rows}) == 1:
-                sheet.add("inside.rows", torch.stack(rows).reshape(-1), numbers)
-            torch._foreach_zero_(rows)
+            on: dict[torch.device, dict[int, Tensor]] = {}  # a model that is cut into stages lies on several
+            for number, row in self._rows.items():
+                on.setdefault(row.device, {})[number] = row
+            for rows in on.values():
+                sheet.add("inside.rows", torch.stack(list(rows.values())).reshape(-1), tuple(rows))
+                torch._foreach_zero_(list(rows.values()))
         self._note_silence(fired)
         packs = [pack for one in passes for pack in one.packed]
         if sum(len(cells) for _, cells, _ in packs) > NUMBERS:

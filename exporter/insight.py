@@ -56,15 +56,18 @@ def insight(reading: Reading) -> Insight:
         for (_, _, spot, size), value in zip(cells, map(float, values), strict=True):
             sums, count = found.squares.get(spot, (0.0, 0.0))
             found.squares[spot] = (sums + value * value, count + size)
-    for spots, values in reading.pieces("inside.rows"):
-        for at, spot in enumerate(spots):
-            row = [float(value) for value in values[ROW * at : ROW * at + ROW]]
-            order[0, -len(spots) + at] = (spot, math.isfinite(row[SUM]) and not math.isnan(row[LARGEST]))
-            if row[COUNT]:
-                found.largest[spot] = row[LARGEST]
-                found.squares[spot] = (row[SQUARES], row[COUNT])
+    rows = [
+        (spot, [float(value) for value in values[ROW * at : ROW * at + ROW]])
+        for spots, values in reading.pieces("inside.rows")  # one piece a device
+        for at, spot in enumerate(spots)
+    ]
+    for at, (spot, row) in enumerate(rows):
+        order[0, at - len(rows)] = (spot, math.isfinite(row[SUM]) and not math.isnan(row[LARGEST]))
+        if row[COUNT]:
+            found.largest[spot] = row[LARGEST]
+            found.squares[spot] = (row[SQUARES], row[COUNT])
     found.outputs = [(number, spot, finite) for (number, _), (spot, finite) in sorted(order.items())]
-    if next(reading.pieces("inside.rows"), None) is not None:  # these know no order but that of the model
+    if rows:  # these know no order but that of the model
         found.outputs.sort(key=lambda one: one[1])
     for cells, values in reading.pieces("inside.grad"):
         found.gradients += [

@@ -13,6 +13,9 @@ from torch import nn
 
 from tests.exporter.gpt import batch, gpt, loss_on
 from tests.exporter.runs import events, steps, watch
+from trainwarden.exporter.inside import Inside
+from trainwarden.exporter.insight import insight
+from trainwarden.exporter.sheet import Reading, Sheet
 from trainwarden.record import Step
 
 
@@ -184,3 +187,34 @@ def test_with_the_default_compiler_the_blocks_are_seen_and_gradients_are_close(t
         assert record.signals["block_rms"] == pytest.approx(other.signals["block_rms"], rel=1e-4)
         assert record.signals["block_absmax"] == pytest.approx(other.signals["block_absmax"], rel=1e-4)
         assert record.value("residual_rms") == pytest.approx(other.value("residual_rms"), rel=1e-4)
+
+
+def test_compiled_blocks_on_several_devices_are_put_down_by_device_and_read_as_one(tmp_path: Path) -> None:
+    model = gpt(layers=4, width=8)
+    exporter = watch(model, torch.optim.SGD(model.parameters(), lr=1e-2), tmp_path)
+    assert exporter._parts is not None
+    (inside,) = [one for one in exporter._parts.observer.beside if isinstance(one, Inside)]
+    backend, _ = graphs_of("aot_eager")
+    loss_on(in_place(model, backend), batch(1))
+    seen = {number: row.clone() for number, row in inside._rows.items()}
+    assert len(seen) > 2
+    moved = sorted(seen)[1]
+    inside._rows[moved] = inside._rows[moved].to("meta")
+    sheet = Sheet(due=True)
+    inside.take(sheet)
+    put = [(spots, values) for name, spots, values in sheet.tensors if name == "inside.rows"]
+    assert sorted(spot for spots, _ in put for spot in spots) == sorted(seen)
+    assert {values.device.type: len(spots) for spots, values in put} == {"cpu": len(seen) - 1, "meta": 1}
+    assert not any(row.any() for number, row in inside._rows.items() if number != moved)  # the next step begins anew
+    rest = [spot for spot in seen if spot != moved]
+    pieces = {
+        "one": [(tuple(seen), torch.stack(list(seen.values())))],
+        "two": [(tuple(rest), torch.stack([seen[spot] for spot in rest])), ((moved,), seen[moved].unsqueeze(0))],
+    }
+    read = [
+        insight(Reading(1, True, {}, {"inside.rows": [(spots, rows.flatten().numpy()) for spots, rows in each]}))
+        for each in pieces.values()
+    ]
+    assert read[0] == read[1]
+    assert len(read[0].outputs) == len(seen)
+    exporter.close()
