@@ -92,7 +92,7 @@ def _operation(one: Pass, began: int, ended: int, layout: Layout, values: Values
 
 def _backward(layout: Layout, values: Values, named: Named) -> Finding | None:
     gradients = bad(layout, values, "gradient")
-    if not gradients and not bad(layout, values, "output_gradient"):
+    if layout.closed and not gradients and not bad(layout, values, "output_gradient"):
         return None  # what was made was thrown away again
     if next(_set(layout, values, "incoming.0"), None) is not None:
         return {"module": "loss", "stage": "backward", "op": "the gradient that backward() was given"}

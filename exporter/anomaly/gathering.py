@@ -142,7 +142,7 @@ class Gathering:
 
 @dataclass(slots=True)
 class Layout:
-    """What the numbers of a step are of, by the names that they are sent under; what was seen beside numbers."""
+    """What the numbers of a step are of, by the names that they are sent under; what was seen beside numbers. ``closed``: it did not break off."""
 
     step: int
     entries: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -151,6 +151,7 @@ class Layout:
     roots: list[Node] = field(default_factory=list)
     scaled: bool = False
     left_out: int = 0
+    closed: bool = True
 
 
 def laid_out(step: Gathering, room: int) -> tuple[Layout, list[tuple[str, Tensor]]]:

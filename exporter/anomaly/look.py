@@ -228,6 +228,7 @@ class Looking:
             self._open = None
             if broken:
                 self._mode.off()
+                self._step.passes = [one for one in self._step.passes if one is not seen]
 
     def _leave_operations(self) -> None:
         if self._operations is not None:
@@ -319,6 +320,7 @@ class Looking:
             if error is not None:
                 self._mode.off()
                 self._guarded(self._send, None)
+                self._step = Gathering(step=self._step.step)  # what was begun does not count
 
     # The end of the step.
 
@@ -368,6 +370,7 @@ class Looking:
         if sheet is not None:
             step.fold(last=True)
         layout, sent = laid_out(step, NUMBERS)
+        layout.closed = sheet is not None
         own = Sheet()
         for name, values in sent:
             own.add(name, values)

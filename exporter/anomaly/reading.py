@@ -45,9 +45,9 @@ class Reader:
         """Take a step."""
         self._bad.update(bad(layout, values, "before"))
         found = find(layout, values, self._named, self._bad)
-        self.summary["looked"] += 1
+        self.summary["looked"] += layout.closed
         if found is not None:
-            self.summary["nonfinite"] += 1
+            self.summary["nonfinite"] += layout.closed
             key = tuple(str(found.get(name, "")) for name in ("stage", "module", "op", "at", "parameter"))
             if key not in self._told and len(self._told) < MOST:
                 self._told.add(key)
