@@ -37,6 +37,7 @@ from trainwarden.exporter.partitions import (
     told_of,
 )
 from trainwarden.exporter.probes.learning_rate import rates
+from trainwarden.exporter.probes.nonfinite import Nonfinite
 from trainwarden.exporter.probes.probe import Closing, Probe
 from trainwarden.exporter.probes.replica_hash import halves, hash_of
 from trainwarden.exporter.sheet import Reading
@@ -430,8 +431,14 @@ class _OfTheEngine(Probe):
                 closing.sheet.add("replica.hash", halves(hash_of(members)))
 
     def signals(self, reading: Reading) -> dict[str, Value]:
-        """Return whether the engine left the update out."""
-        return {} if reading.skipped is None else {"skipped": 1.0 if reading.skipped else 0.0}
+        """Return whether the engine left the update out; without a loss scale to blame, the gradient itself was not finite then."""
+        if reading.skipped is None:
+            return {}
+        found: dict[str, Value] = {"skipped": 1.0 if reading.skipped else 0.0}
+        if reading.skipped and "loss_scale" not in reading.values:
+            seen = Nonfinite().signals(reading).get("nonfinite")
+            found["nonfinite"] = {**(seen if isinstance(seen, dict) else {}), "grad": 1.0}
+        return found
 
 
 def _numel(parameter: Any) -> int:
