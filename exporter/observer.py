@@ -24,7 +24,7 @@ from .notices import Notices
 from .probes.learning_rate import rates
 from .probes.probe import Closing, Probe, Update
 from .sheet import Capture, Sheet
-from .watched import Watched, local
+from .watched import Watched, as_numbers, local
 
 #: Steps in a row in which none of the optimizers stepped, after some did, from which that is said.
 STILL = 3
@@ -300,7 +300,7 @@ class Observer:
         if each is not None:
             pieces = [(np.array(indices, dtype=np.int64), each)]
         else:
-            dense = [(index, local(grad)) for index, grad in zip(indices, gradients, strict=True)]
+            dense = [(index, as_numbers(grad)) for index, grad in zip(indices, gradients, strict=True)]
             dense = [(index, grad) for index, grad in dense if grad.layout is torch.strided and grad.numel()]
             wide = self._watched.reach.wide("grad")
             pieces = list(norms([grad for _, grad in dense], [index for index, _ in dense], wide))

@@ -22,7 +22,7 @@ from .measure import norms
 from .notices import Notices
 from .sheet import Sheet
 from .staging import Staging
-from .watched import Watched, local
+from .watched import Watched, as_numbers
 
 #: The largest number of a step.
 LARGEST = 2**63 - 1
@@ -79,7 +79,7 @@ class Reports:
             done.add_done_callback(lambda finished: self._saved(finished, step, where, late))
 
     def _look_for_nonfinite(self, late: dict[str, Any]) -> None:
-        tensors = [local(parameter) for parameter in self._watched.params]
+        tensors = [as_numbers(parameter) for parameter in self._watched.params]
         tensors = [tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]
         sheet = Sheet()
         with torch.no_grad():

@@ -26,6 +26,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if shard is None else shard
 
 
+def as_numbers(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor as real numbers: two for each that is complex, as optimizers go through them, too."""
+    own = local(tensor)
+    return torch.view_as_real(own.resolve_conj()) if own.is_complex() and own.layout is torch.strided else own
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Say whether other ranks hold other parts of this tensor (a DTensor)."""
     return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor")
@@ -101,7 +107,7 @@ class Watched:
         self.params.append(parameter)
         self.names.append(name)
         self._groups.append(GROUPS.index(group_of(name, owner)))
-        self._sizes.append(local(parameter).numel())
+        self._sizes.append(as_numbers(parameter).numel())
         self._parts.append(parts(parameter))
         self.split = self.split or is_sharded(parameter)
         self._arrays = None
@@ -137,7 +143,7 @@ class Watched:
         return found
 
     def sizes_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return how many elements each of the parameters ``indices`` has on this rank."""
+        """Return how many elements each of the parameters ``indices`` has on this rank; a complex one counts as two."""
         sizes: np.ndarray = self._table()[1][indices]
         return sizes
 
@@ -176,14 +182,14 @@ class Watched:
             )
 
     def gradients(self, parameters: Iterable[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Return index and local gradient of each parameter that has a dense, non-empty one."""
+        """Return index and local gradient, as real numbers, of each parameter that has a dense, non-empty one."""
         indices: list[int] = []
         gradients: list[Tensor] = []
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided:
                 continue
-            gradient = local(gradient)
+            gradient = as_numbers(gradient)
             if gradient.numel():
                 indices.append(self.index_of(parameter))
                 gradients.append(gradient)

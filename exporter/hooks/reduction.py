@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwarden.exporter.measure import norms
-from trainwarden.exporter.watched import local
+from trainwarden.exporter.watched import as_numbers
 
 #: What a norm is of: ``("pass", n)`` all that DDP module n has accumulated, so that a step's last one counts; ``("part", n)`` what
 #: FSDP2 module n reduces of one backward pass.
@@ -82,7 +82,7 @@ def listen(model: nn.Module, listener: GradientListener, say: Callable[[str, str
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor | None:
     """Return the L2 norm over some dense tensors, summed in float32 or better; None where there is none."""
-    dense = [local(gradient) for gradient in gradients]
+    dense = [as_numbers(gradient) for gradient in gradients]
     dense = [gradient for gradient in dense if gradient.layout is torch.strided and gradient.numel()]
     return _together([each for _, each in norms(dense, range(len(dense)))])
 

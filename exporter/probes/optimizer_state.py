@@ -42,7 +42,7 @@ from trainwarden.exporter.measure import (
 )
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
-from trainwarden.exporter.watched import Watched, local
+from trainwarden.exporter.watched import Watched, as_numbers
 from trainwarden.record import Value
 from trainwarden.signals import GROUPS, MOMENTS
 
@@ -326,7 +326,7 @@ def _chunks(update: Update, group: dict[str, Any], members: list[tuple[int, Tens
     names = _needed(update, group, states, adam)
     open_chunks: dict[tuple[Any, ...], _Chunk] = {}
     for number, ((at, parameter), state) in enumerate(zip(members, states, strict=True)):
-        own = local(parameter)
+        own = as_numbers(parameter)
         tensors = {"param": own}
         for name in names:
             value = _usable(update.gradients[at] if name == "grad" else state.get(name), own)
@@ -364,7 +364,7 @@ def _usable(value: Any, parameter: Tensor) -> Tensor | None:
     """Return a state as this rank has it if it is numbers, one for each of the parameter's: not codes of eight bits, nor rows and columns."""
     if not isinstance(value, torch.Tensor):
         return None
-    own = local(value)
+    own = as_numbers(value)
     usable = (
         type(own) in _PLAIN
         and own.is_floating_point()

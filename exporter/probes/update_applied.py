@@ -12,7 +12,7 @@ from trainwarden.exporter.intended import shares
 from trainwarden.exporter.measure import flat, foreach_norm, full_precision, segment_sums, segments
 from trainwarden.exporter.probes.probe import Probe, Shares, Totals, Update
 from trainwarden.exporter.sheet import Reading
-from trainwarden.exporter.watched import Watched, local
+from trainwarden.exporter.watched import Watched, as_numbers
 from trainwarden.record import Value
 from trainwarden.signals import GROUPS
 
@@ -64,7 +64,7 @@ class UpdateApplied(Probe):
         """Return (index, tensor, stride) of the parameters by device and type."""
         buckets: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor, int]]] = {}
         for index, parameter in zip(update.indices, update.params, strict=True):
-            tensor = local(parameter)
+            tensor = as_numbers(parameter)
             stride = self._strides.get(index)
             if stride is None:
                 sample = min(SAMPLE, max(1, SAMPLES // len(self._watched)))
