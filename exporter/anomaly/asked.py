@@ -75,19 +75,22 @@ class CloseLooks:
         structure = next((one.structure for one in parts.observer.beside if isinstance(one, Inside)), None)
         folder = parts.folder.journal(identity.attempt, identity.start_id, identity.rank)
         lines = Lines(folder, sum(look.steps for look, _ in self._asked))
-        reports, observer = parts.reports, parts.observer
         self._reader = Reader(self._named, structure, lines, self._notices)
         self._looking = Looking(
             found,
             self._optimizers,
             parts.watched,
-            observer,
+            parts.observer,
             parts.drain,
             self._notices,
             take=self._reader.take,
-            late=lambda kind, fields: reports.event(kind, observer.step, fields),
+            late=self._record,
         )
         self._file = str(lines.path.relative_to(parts.folder.path))
+
+    def _record(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+        """Record an event of a step that is never closed. Drain thread: what is queued already may be the exit event."""
+        self._parts.recorder.event(Event(kind=kind, time=time.time(), step=step, fields=fields))
 
     def opened(self, step: int) -> None:
         """A step is open: begin, go on, or end."""

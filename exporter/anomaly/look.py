@@ -54,9 +54,9 @@ class Looking:
         drain: Drain,
         notices: Notices,
         take: Take,
-        late: Callable[[str, dict[str, Any]], None],
+        late: Callable[[str, int, dict[str, Any]], None],
     ) -> None:
-        """``late`` records an event beside the steps: of a step that breaks off and is never closed."""
+        """``late`` records an event of a step that breaks off and is never closed: its kind, the step, its fields. Drain thread."""
         self.found = found
         self._optimizers = list(optimizers)
         self._watched = watched
@@ -378,13 +378,17 @@ class Looking:
         if staged is None:
             self.absent["values"] = "values of some steps, for which there was no room"
             return
-        tell = self._late if sheet is None else partial(_beside, sheet.host)
+        tell = partial(_late, self._late, step.step) if sheet is None else partial(_beside, sheet.host)
         self._drain.submit(Fetch(staged, lambda values: self._take(layout, values, tell)))
 
 
 def _beside(host: dict[str, Any], kind: str, fields: dict[str, Any]) -> None:
     """Have an event recorded before the record of its step."""
     host.setdefault("events", []).append((kind, fields))
+
+
+def _late(record: Callable[[str, int, dict[str, Any]], None], step: int, kind: str, fields: dict[str, Any]) -> None:
+    record(kind, step, fields)
 
 
 def _any_bad(value: Any) -> Tensor | None:
