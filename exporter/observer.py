@@ -181,15 +181,22 @@ class Observer:
                 )
 
     def _show(self, moment: str, what: Any, due: bool = True) -> None:
-        """Show something to each probe; one that fails is not asked again."""
+        """Show something to each probe; one that fails is not asked again, but where it was a batch's fault."""
         for probe in tuple(self._probes):
             if probe.costly and not due:
                 continue
+            before = (len(self.sheet.tensors), dict(self.sheet.host)) if probe.of_batches else None
             try:
                 getattr(probe, moment)(what)
             except Exception as error:
-                self._notices.fault(f"probe {probe.name}", error)
-                self._probes.remove(probe)
+                if before is None:
+                    self._notices.fault(f"probe {probe.name}", error)
+                    self._probes.remove(probe)
+                    continue
+                del self.sheet.tensors[before[0] :]
+                self.sheet.host = before[1]
+                says = f"probe {probe.name}: a batch cannot be read: {type(error).__name__}: {error}; its step goes without"
+                self._notices.say(f"probe {probe.name}", says)
 
     # What torch tells. Each of these is called in the middle of the trainer's own code.
 

@@ -27,8 +27,16 @@ def ranks() -> tuple[int, int]:
 def samples_in(batch: Any) -> int | None:
     """Return the length of the first dimension of the first tensor or array in a batch, from its shape alone.
 
-    None where there is none: a batch without tensors is one whose samples nobody can count.
+    None where there is none: a batch without tensors is one whose samples nobody can count, and so is one that raises when it is
+    looked at, which is no matter of whoever draws it.
     """
+    try:
+        return _first_dimension(batch)
+    except Exception:
+        return None
+
+
+def _first_dimension(batch: Any) -> int | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
@@ -40,7 +48,7 @@ def samples_in(batch: Any) -> int | None:
     elif hasattr(batch, "__dataclass_fields__"):
         parts = vars(batch).values()
     for part in parts:
-        found = samples_in(part)
+        found = _first_dimension(part)
         if found is not None:
             return found
     return None

@@ -115,6 +115,7 @@ class Fingerprint(Probe):
     """
 
     name = "fingerprint"
+    of_batches = True
 
     def __init__(self, classes: TokenClasses | None = None, devices: Iterable[torch.device] = ()) -> None:
         self._classes = classes

@@ -56,11 +56,13 @@ class Closing:
 class Probe:
     """The three moments of a step at which a probe may look, and what it makes of it. It overrides what it needs.
 
-    ``costly`` probes are shown an update only in steps that are due.
+    ``costly`` probes are shown an update only in steps that are due. ``of_batches``: it reads the trainer's own batches, which may be
+    anything; one that cannot be read costs its step what this probe would have said, and the next one is looked at as ever.
     """
 
     name: ClassVar[str] = ""
     costly: ClassVar[bool] = False
+    of_batches: ClassVar[bool] = False
     #: Names of the sums over all ranks that it takes part in, by parameter group each.
     summed: ClassVar[tuple[str, ...]] = ()
     #: Signals that only those sums make where ranks hold parts of what it measures.

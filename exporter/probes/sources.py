@@ -82,6 +82,7 @@ class Sources(Probe):
     """
 
     name = "sources"
+    of_batches = True
 
     def __init__(self, names: Sequence[str] = (), notices: Notices | None = None) -> None:
         self._given = tuple(names)

@@ -49,6 +49,39 @@ def test_a_loss_that_cannot_be_read_costs_its_own_step_alone(tmp_path: Path, odd
     assert all("grad_norm" in record.signals for record in found)
 
 
+class Spoiled(dict[str, Any]):
+    """A batch whose parts are read from a file that is gone."""
+
+    def get(self, *_: Any) -> Any:
+        raise OSError("the file of this batch is gone")
+
+    def values(self) -> Any:
+        return self.get()
+
+
+def test_a_batch_that_raises_when_it_is_looked_at_costs_its_own_step_alone(tmp_path: Path) -> None:
+    model, optimizer, exporter = begun(tmp_path)
+    ids = torch.randint(0, 31, (4, 12), generator=torch.Generator().manual_seed(1))
+    good = {"input_ids": ids, "source": "web"}
+    drawn = iter(exporter.wrap([good, good, Spoiled(good), good, Spoiled(good), good]))
+
+    def draw(step: int) -> None:
+        if step == 2:  # of two micro-batches the first can be read
+            next(drawn)
+        next(drawn)
+
+    train(model, optimizer, exporter, 5, each=draw)
+    found = recorded(exporter, tmp_path)
+    said = [notice for notice in exporter.notices if "probe" in notice]
+    assert len(said) == 2, exporter.notices  # by what reads tokens and what reads sources, once each
+    assert all("the file of this batch is gone" in notice and "its step goes without" in notice for notice in said)
+    for name in ("batch_hash", "batch_unique_token_ratio", "source_share"):
+        assert [name in record.signals for record in found] == [True, False, True, False, True], name
+    assert [record.value("tokens") for record in found] == [48, None, 96, None, 144]
+    assert all("grad_norm" in record.signals and "loss" in record.signals for record in found)
+    assert [record.value("samples_seen") for record in found] == [4, 9, 13, 14, 18]  # one that cannot be counted is one
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
 def test_token_ids_of_the_types_that_token_files_have_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
     model, optimizer, exporter = begun(tmp_path)
