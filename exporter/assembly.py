@@ -45,6 +45,7 @@ from .probes.optimizer_step import OptimizerStep
 from .probes.own_gradient import OwnGradient
 from .probes.probe import Probe
 from .probes.replica_hash import ReplicaHash
+from .probes.router import RouterLoad
 from .probes.samples import Samples
 from .probes.sources import Sources
 from .probes.step_time import StepTime
@@ -52,6 +53,7 @@ from .probes.update_applied import UpdateApplied
 from .recorder import Recorder
 from .rendered import Rendered
 from .reports import Reports
+from .routers import Routers
 from .series import Page
 from .serving import Serving
 from .settings import Settings
@@ -79,6 +81,7 @@ class Parts:
     fields: dict[str, Any]
     hardware: Hardware
     side: SideGroup | None = None
+    routers: Routers | None = None
 
 
 def default_probes(
@@ -114,6 +117,7 @@ def default_probes(
         Activations(structure.spots),
         AttentionLogit(),
         GradRowMax(watched),
+        RouterLoad(),
         FirstNonfinite(structure, watched),
         *([] if hardware is None else [HardwareProbe(hardware)]),
     ]
@@ -199,7 +203,20 @@ def assemble(
         side.on_closed = lambda step, reason: reports.event("side_group", step, {"open": False, "reason": reason})
         side.start()
     return Parts(
-        identity, folder, watched, observer, staging, recorder, drain, page, serving, reports, fields, hardware, side
+        identity,
+        folder,
+        watched,
+        observer,
+        staging,
+        recorder,
+        drain,
+        page,
+        serving,
+        reports,
+        fields,
+        hardware,
+        side,
+        inside.routers,
     )
 
 

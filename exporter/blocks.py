@@ -66,7 +66,7 @@ def find(model: nn.Module) -> Structure:
             found.labels[id(child)] = (found.blocks, key if len(stacks) == 1 else f"{clean(path)}.{key}")
             found.blocks += 1
     if not is_compiled(model):
-        _around(_unwrapped(model), "", found, isinstance(_unwrapped(model), FAST))
+        _around(unwrapped(model), "", found, isinstance(unwrapped(model), FAST))
     places = [at for at, spot in enumerate(found.spots) if spot.group == "all"]
     behind = [spot for spot in found.spots[places[-1] + 1 :] if spot.group == "norm"] if places else []
     found.last_norm = behind[-1] if behind else None
@@ -102,7 +102,7 @@ def _is_stack(module: nn.Module) -> bool:
     """Say whether this is a list of blocks: like modules, each of several parts of which one is known."""
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return False
-    children = [_unwrapped(child) for child in module.children()]
+    children = [unwrapped(child) for child in module.children()]
     alike = len({type(child) for child in children}) <= max(1, len(children) // 2)
     return bool(children) and alike and all(_is_block(child) for child in children)
 
@@ -127,12 +127,12 @@ def _groups_in(module: nn.Module) -> set[str | None]:
     return {_group(name.rpartition(".")[2], part, True) for name, part in module.named_modules() if name}
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """Return what a wrapper that only passes on holds."""
     for name in WRAPPED:
         inner = module._modules.get(name)
         if inner is not None and (name != "module" or type(module).__name__ in PASSING_ON):
-            return _unwrapped(inner)
+            return unwrapped(inner)
     return module
 
 
@@ -144,7 +144,7 @@ def _around(module: nn.Module, path: str, found: Structure, fast: bool) -> None:
     """Add the spots below a module that is in no block, the blocks among them."""
     for key, child in module.named_children():
         name = f"{path}.{key}" if path else key
-        inner = _unwrapped(child)
+        inner = unwrapped(child)
         if id(child) in found.labels:
             _block(child, name, found, fast)
         elif is_compiled(child) or is_compiled(inner):
@@ -162,7 +162,7 @@ def _around(module: nn.Module, path: str, found: Structure, fast: bool) -> None:
 def _block(child: nn.Module, name: str, found: Structure, fast: bool) -> None:
     """Add a block's parts and then the block. A compiled one is looked at from outside, where that is possible."""
     block, label = found.labels[id(child)]
-    inner = _unwrapped(child)
+    inner = unwrapped(child)
     fast = fast or isinstance(inner, FAST)
     if not is_compiled(child) and not is_compiled(inner):
         _parts(inner, name, found, block, fast)
@@ -177,7 +177,7 @@ def _parts(module: nn.Module, path: str, found: Structure, block: int, fast: boo
         if is_compiled(child):
             continue
         if group is None:
-            _parts(_unwrapped(child), name, found, block, fast)
+            _parts(unwrapped(child), name, found, block, fast)
             continue
         like = [other for _, other, same in parts if same == group]
         whole = [other for other in like if other._modules]
@@ -192,7 +192,7 @@ def _add(found: Structure, module: nn.Module, name: str, group: str, block: int,
 
 def _group(key: str, module: nn.Module, in_block: bool) -> str | None:
     """Return the group of a module by its own name and class, None where these tell none or it holds no parameter."""
-    inner = _unwrapped(module)
+    inner = unwrapped(module)
     if isinstance(inner, nn.ModuleList | nn.ModuleDict) or not _has_parameters(inner):
         return None
     if isinstance(inner, nn.Embedding | nn.EmbeddingBag):

@@ -35,13 +35,14 @@ from .resume import Resume
 from .settings import Settings, disabled, optimizers_of
 from .sheet import Reading
 from .starting import start_fields
+from .telling import TellsRouters
 from .watched import Told
 
 #: Longest time that closing waits for values that are still on their way.
 DRAIN_SECONDS = 5.0
 
 
-class Exporter(LooksClosely):
+class Exporter(LooksClosely, TellsRouters):
     """Watches one training process of a run.
 
     Example::

@@ -29,6 +29,7 @@ from .logits import bound, log_sum_exp, of_scores, sampled
 from .measure import accumulation
 from .notices import Notices
 from .passes import Cell, Pass, folded
+from .routers import MOST, Routers
 from .sheet import Sheet
 from .watched import local
 
@@ -54,6 +55,7 @@ class Inside:
         if last is not None:
             spots.append(Spot(len(spots), last.module, last.name, "residual", last.block, "", last.fast))
         self.spots = list(spots)
+        self.routers = Routers(model, self.structure, notices)
         self._observer: observing.Observer | None = None
         self._handles: list[Any] = []
         self._fast: list[Any] = []
@@ -73,7 +75,12 @@ class Inside:
     @property
     def numbers(self) -> int:
         """The most numbers that a step puts down."""
-        return 2 * NUMBERS + ROW * len(self.spots) if self.spots else 0
+        return MOST + (2 * NUMBERS + ROW * len(self.spots) if self.spots else 0)
+
+    @property
+    def due(self) -> bool:
+        """Whether the open step is looked at closely."""
+        return self._observer is not None and self._observer.sheet.due
 
     def attach(self, observer: observing.Observer) -> None:
         """Set the hooks. What is compiled already stays as it is."""
@@ -84,10 +91,14 @@ class Inside:
                 f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: compiled before the exporter was made, so that "
                 f"nothing within is looked at: make the exporter before torch.compile",
             )
-        if not self.spots:
-            return
         self._observer = observer
         observer.beside.append(self)
+        try:
+            self._handles += self.routers.listen(self)
+        except Exception as error:
+            self._fail("attaching to routers", error)
+        if not self.spots and not self.routers.routers:
+            return
         self._key = modules.number_of(self)
         try:
             for module in self.structure.above:
@@ -96,7 +107,8 @@ class Inside:
             for spot in self.spots:
                 if not spot.fast:
                     self._handles.append(self._hook(spot))
-            attention.listen(self)
+            if self.spots:
+                attention.listen(self)
         except Exception as error:
             self._fail("attaching to modules", error)
 
@@ -116,6 +128,7 @@ class Inside:
         """Take the hooks away."""
         attention.forget(self)
         modules.forget(self._key)
+        self.routers.forget()
         for handle in (*self._handles, *self._fast):
             handle.remove()
         self._handles, self._fast = [], []
@@ -179,7 +192,7 @@ class Inside:
 
     def _look(self, number: int, value: Any) -> None:
         spot = self.spots[number]
-        found = self._pass_of(spot)
+        found = self._pass_of(spot.number, spot.module.training)
         given = modules.tensor_of(value)
         if found is None or given is None:
             return
@@ -207,19 +220,48 @@ class Inside:
         if not found.counts and given.requires_grad and not given.is_leaf:  # on a parameter, it would stay
             given.register_hook(found.commit)  # type: ignore[no-untyped-call]
 
-    def _pass_of(self, spot: Spot) -> Pass | None:
+    def _pass_of(self, number: int, training: bool) -> Pass | None:
         """Return the open pass, or begin one where a block is called by itself; None where nothing is to be seen."""
         found = self._open
-        if found is not None and found.opener is None and (spot.number in found.seen or not self._grad):
+        if found is not None and found.opener is None and (number in found.seen or not self._grad):
             self._close_pass()
             found = None
         if found is None:
             if not self._grad or self._observer is None or self._observer.phase == "evaluation":
                 return None
-            found = self._open = Pass(len(self._passes), True, spot.module.training)
+            found = self._open = Pass(len(self._passes), True, training)
             self._keep(found)
-        found.seen.add(spot.number)
+        found.seen.add(number)
         return found if found.wanted else None
+
+    def within(self, key: int, training: bool, function: Callable[..., None], *arguments: Any) -> None:
+        """See :class:`exporter.routers.Passes`."""
+        self._guarded(self._within, key, training, function, arguments)
+
+    def _within(self, key: int, training: bool, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        found = self._pass_of(key, training)
+        if found is not None:
+            function(found, *arguments)
+
+    def beyond(self, function: Callable[..., None], *arguments: Any) -> None:
+        """See :class:`exporter.routers.Passes`: of what is said behind the forward, it is the last one."""
+        self._guarded(self._beyond, function, arguments)
+
+    def _beyond(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        found = self._open
+        if found is None:
+            if not self._grad or self._observer is None or self._observer.phase == "evaluation":
+                return
+            if not self._passes:
+                self._keep(Pass(0, True, True))
+            found = self._passes[-1]
+        if found.wanted:
+            function(found, *arguments)
+
+    def traced_within(self, function: Callable[..., None], *arguments: Any) -> None:
+        """See :class:`exporter.routers.Passes`."""
+        if self._observer is not None and self._observer.phase != "evaluation":
+            self._guarded(function, *arguments, traced=True)
 
     def _follow(self, found: Pass, spot: Spot, given: Tensor) -> None:
         """Look at the gradient of an output when the backward pass comes by."""
@@ -369,6 +411,7 @@ class Inside:
                 sheet.add("inside.rows", torch.stack(list(rows.values())).reshape(-1), tuple(rows))
                 torch._foreach_zero_(list(rows.values()))
         self._note_silence(fired)
+        self.routers.take(sheet, passes)
         packs = [pack for one in passes for pack in one.packed]
         if sum(len(cells) for _, cells, _ in packs) > NUMBERS:
             packs = folded(packs)

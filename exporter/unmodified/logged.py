@@ -20,6 +20,8 @@ from trainwarden.signals import BY_NAME
 MOST = 256
 #: Signals that the exporter has probes for, but that it cannot measure where it is not handed the loader.
 OF_THE_LOADER = frozenset({"epoch", "samples_seen", "tokens"})
+#: A signal that is measured where it can be, and that a script's own wins over: it is what the script trains on.
+OF_THE_SCRIPT = "router_aux_loss"
 #: Which signal each word means, and how telling the word is: the less the better.
 MEANS = {word: (signal, rank) for signal, words in SYNONYMS for rank, word in enumerate(words)}
 #: How deep mappings within mappings are looked into.
@@ -69,7 +71,7 @@ class Logged:
         signal = normal(name) if meant is None else meant
         known = BY_NAME.get(signal)
         if known is not None:
-            kept = not known.labels and (signal in OF_THE_LOADER or not known.probed)
+            kept = (not known.labels and (signal in OF_THE_LOADER or not known.probed)) or signal == OF_THE_SCRIPT
             return signal if kept and signal not in self._names.values() else ""
         if meant is not None:  # the step, the time, a running total of a counter
             return ""

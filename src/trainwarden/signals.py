@@ -80,6 +80,11 @@ class Signal:
     probed: bool = True
 
 
+def _of_blocks(name: str, text: str, reduce: Reduction = "max", unit: str = "1") -> Signal:
+    """Return a signal of each block that is looked at in due steps."""
+    return Signal(name, unit, text, f"train_{name}", labels=("block",), reduce=reduce, per="cadence")
+
+
 SIGNALS: tuple[Signal, ...] = (
     Signal(
         "loss",
@@ -189,24 +194,8 @@ SIGNALS: tuple[Signal, ...] = (
         reduce="max",
         per="cadence",
     ),
-    Signal(
-        "block_rms",
-        "1",
-        "Root mean square of a block's output.",
-        "train_block_rms",
-        labels=("block",),
-        reduce="max",
-        per="cadence",
-    ),
-    Signal(
-        "block_absmax",
-        "1",
-        "Largest absolute value of a block's output.",
-        "train_block_absmax",
-        labels=("block",),
-        reduce="max",
-        per="cadence",
-    ),
+    _of_blocks("block_rms", "Root mean square of a block's output."),
+    _of_blocks("block_absmax", "Largest absolute value of a block's output."),
     Signal(
         "residual_rms",
         "1",
@@ -233,13 +222,22 @@ SIGNALS: tuple[Signal, ...] = (
         reduce="max",
         per="cadence",
     ),
-    Signal(
-        "router_aux_loss",
-        "1",
-        "Load-balancing loss of a mixture of experts, without its coefficient: at least 1.",
-        "train_router_aux_loss",
-        reduce="mean",
-        probed=False,
+    _of_blocks(
+        "expert_share_max", "Share of choices that the most loaded expert gets, times their number; all: the largest."
+    ),
+    _of_blocks(
+        "expert_share_min",
+        "Share of choices that the least loaded expert gets, times their number; all: the smallest.",
+        "min",
+    ),
+    _of_blocks("expert_entropy", "Entropy of experts' shares over that of even ones; all: the smallest.", "min"),
+    _of_blocks(
+        "dead_experts", "Experts without a token in the last ten steps looked at; all: the sum.", "min", "experts"
+    ),
+    _of_blocks("expert_dropped_ratio", "Share of choices without room in their expert; all: the mean.", "mean"),
+    _of_blocks("router_z", "Largest absolute log-sum-exp of a token's router logits; all: the largest."),
+    _of_blocks(
+        "router_aux_loss", "Load-balancing loss of experts, without its coefficient: at least 1; all: the mean.", "mean"
     ),
     Signal("loss_scale", "1", "GradScaler's loss scale used at the step.", "train_loss_scale"),
     Signal(
