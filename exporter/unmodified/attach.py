@@ -395,9 +395,11 @@ class Attachment:
         others = [one for one in exporter._alive if one is not self._exporter and one._live() is not None]
         if not others:
             return False
-        others[0]._notices.say(
-            "exec", "trainwarden exec stands back: the script makes an Exporter itself, which sees what it is told"
-        )
+        parts = others[0]._parts
+        if parts is None or parts.identity.rank == 0:  # what all ranks do is said by one
+            others[0]._notices.say(
+                "exec", "trainwarden exec stands back: the script makes an Exporter itself, which sees what it is told"
+            )
         self.leave()
         if self._exporter is not None:
             self._exporter.close()

@@ -122,6 +122,27 @@ def test_each_rank_below_torchrun_attaches_and_the_launcher_does_not(tmp_path: P
     assert all(one.value("rank_loss") != two.value("rank_loss") for one, two in zip(first, second, strict=True))
 
 
+def test_of_several_ranks_that_have_an_exporter_of_their_own_one_says_that_exec_stands_back(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        from trainwarden.exporter import Exporter
+        dist.init_process_group("gloo")
+        exporter = Exporter(model, optimizer, run="own", port=0)
+        for _ in range(4):
+            update(torch.randint(0, 31, (4, 12)))
+            exporter.step(1.0)
+        exporter.close()
+        dist.destroy_process_group()
+        """,
+    )
+    done = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", path, cwd=tmp_path)
+    assert done.stderr.count("stands back") == 1, done.stderr
+    assert [record.step for rank in (0, 1) for record in records(tmp_path, "own", rank)] == [1, 2, 3, 4] * 2
+    assert records(tmp_path) == []
+
+
 def test_what_a_script_logs_is_recorded_and_written_as_ever_and_none_of_its_processes_attaches(tmp_path: Path) -> None:
     path = script(
         tmp_path,
