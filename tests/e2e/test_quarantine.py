@@ -1,0 +1,99 @@
+"""A real daemon confirms an incident and has a real trainer keep its damaged state; the suspect step is then made again bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real import free_port, wait_until
+from trainwarden.demo.follow import Daemon, is_up
+from trainwarden.demo.processes import Process, start, trainwarden
+from trainwarden.exporter.forensics import load
+from trainwarden.receiver.secretfile import write_new_secret
+from trainwarden.record import Event, decode_lines
+from trainwarden.runfolder import RunFolder
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "replay_step.py"
+#: Two shared cores: nothing here may depend on speed.
+PATIENCE = 240.0
+
+CONFIG = """
+listen: {daemon}
+poll_interval: 500ms
+tick_interval: 500ms
+sources: [{{folder: {runs}/*/targets}}]
+policy: {{mode: observe, quarantine: true}}
+receiver: {{url: "http://{receiver}/webhook", secret_file: {secret}}}
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_daemon_has_a_damaged_state_kept_and_the_suspect_step_is_made_again(tmp_path: Path) -> None:
+    runs = tmp_path / ".trainwarden"
+    runs.mkdir()
+    (tmp_path / ".replay-step").mkdir()
+    write_new_secret(tmp_path / "secret")
+    daemon, receiver = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    config = CONFIG.format(daemon=daemon, runs=runs, receiver=receiver, secret=tmp_path / "secret")
+    (tmp_path / "trainwarden.yml").write_text(config)
+    folder = RunFolder("replay-step", runs)
+    environment = {"TRAINWARDEN_DIR": str(runs), "OMP_NUM_THREADS": "1"}
+    processes: list[Process] = []
+
+    def begin(name: str, command: list[str]) -> None:
+        start(processes, name, command, tmp_path / f"{name}.log", environment)
+
+    try:
+        receiving = ["receiver", "--secret-file", str(tmp_path / "secret"), "--root", str(runs), "--listen", receiver]
+        places = ["--checkpoints", str(tmp_path / ".replay-step"), "--db", str(tmp_path / "receiver.db")]
+        begin("receiver", [*trainwarden(), *receiving, *places])
+        begin("daemon", [*trainwarden(), "run", "--config", str(tmp_path / "trainwarden.yml")])
+        wait_until(lambda: is_up(daemon) and is_up(receiver), PATIENCE, what="daemon and receiver are up")
+        script = f"import os, runpy, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['x', 'train', '4000']; "
+        script += f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+        supervised = ["supervise", "--run", "replay-step", "--dir", str(runs), "--", sys.executable, "-c", script]
+        begin("train", [*trainwarden(), *supervised])
+
+        def copies() -> list[Path]:
+            return [path for path in folder.quarantine_folder.glob("incident-*") if path.name.endswith(".json")]
+
+        wait_until(copies, PATIENCE, what="a request has an end", every=0.5)
+        incidents = wait_until(lambda: Daemon(daemon).incidents(), PATIENCE, what="an incident is known")
+    except BaseException:
+        for name in ("receiver", "daemon", "train"):
+            log = tmp_path / f"{name}.log"
+            print(f"--- {name}\n" + "\n".join(log.read_text().splitlines()[-40:] if log.exists() else []))
+        raise
+    finally:
+        for process in reversed(processes):
+            process.end()
+    outcome = json.loads(copies()[0].read_bytes())
+    assert outcome["saved"] is True, outcome
+    incident: dict[str, Any] = next(row for row in incidents if row["id"] == outcome["incident"])
+    found = load(copies()[0].with_suffix(""))
+    assert found.suspect_step == incident["onset_step"]
+    assert found.step >= incident["confirmed_step"]
+    assert found.last_good is not None
+    assert found.last_good.step < found.suspect_step
+    assert any(span.name == "calendar" for span in found.seen(found.suspect_step + 1).shards)
+    told = [
+        line for path in folder.journal_files() for line in decode_lines(path.open("rb")) if isinstance(line, Event)
+    ]
+    assert [event.fields["incident"] for event in told if event.fields.get("quarantined")] == [incident["id"]]
+    replayed = subprocess.run(
+        [sys.executable, str(EXAMPLE), "replay", str(found.folder)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "DIFFERS" not in replayed.stdout
+    assert f"step {found.suspect_step:5} " in replayed.stdout
