@@ -146,6 +146,7 @@ class DeepSpeedExporter(Exporter):
         self._undo.append(engine.register_forward_pre_hook(lambda *_: self._forward()).remove)
         if self._updates is not None and self._parts is not None:
             self._undo.append(self._updates.attach(self._parts.observer, self._parts.watched))
+            self._parts.observer.join = _no_door  # type: ignore[method-assign]
 
     def _listen(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Have a method of this one engine go through ``around``, if it has it."""
@@ -444,6 +445,18 @@ class _OfTheEngine(Probe):
 def _numel(parameter: Any) -> int:
     """Return the elements of the whole parameter, also where ZeRO 3 has put it away."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _no_door(door: Any, probe: Any) -> None:
+    """Refuse who would undo updates: DeepSpeed makes them group by group, and copies them to the model's own parameters itself.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{type(door).__name__}: it cannot undo the updates of the optimizer that DeepSpeed wraps; what is not finite DeepSpeed skips "
+        "itself (check_grad_overflow)"
+    )
 
 
 def _loss_scale(engine: Any) -> float | None:

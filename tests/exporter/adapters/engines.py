@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["TORCHDYNAMO_DISABLE"] = (
+    "1"  # DeepSpeed asks for one optimizer to be compiled, and that alone imports for seconds
+)
 
 import deepspeed
 import torch
@@ -62,10 +65,21 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def engine_of(stage: int, precision: str = "fp32", model: nn.Module | None = None, **others: Any) -> Any:
-    model = make() if model is None else model
+def engine_of(
+    stage: int,
+    precision: str = "fp32",
+    *,
+    training_data: Any = None,
+    lr: tuple[float, float] | None = None,
+    **others: Any,
+) -> Any:
+    model = make()
     made, *_ = deepspeed.initialize(
-        model=model, config=config(stage, precision, **others), model_parameters=groups(model), dist_init_required=False
+        model=model,
+        config=config(stage, precision, **others),
+        model_parameters=[{**group, "lr": rate} for group, rate in zip(groups(model), lr or (RATE, RATE), strict=True)],
+        training_data=training_data,
+        dist_init_required=False,
     )
     return made
 

@@ -124,6 +124,9 @@ torch.set_num_threads(1)
 import pytest
 from tests.exporter.adapters.engines import engine_of, loss_on, micro_batch, settle, train, watched
 from trainwarden.exporter.adapters.deepspeed import attach
+from trainwarden.exporter.guard import Guard
+from trainwarden.plan import Plan
+from trainwarden.runfolder import RunFolder
 
 def poisoned(engine, steps, bad):
     for number in range(2 * steps):
@@ -159,6 +162,44 @@ for number in range(6):
         engine.step()
     told.setdefault("losses", []).append(float(loss.detach()))
 told["divided"] = settle(exporter)
+
+# The script ends the steps by calling step() alone, of as many micro-batches as it likes.
+engine = engine_of(2, managed_gradient_accumulation=False)
+exporter = watched(engine, folder, "unmanaged")
+for number in range(4):
+    loss = loss_on(engine, micro_batch(number, 0, 1))
+    engine.backward(loss)
+    if number in (0, 3):
+        engine.step()
+told["unmanaged"] = [engine.global_steps, settle(exporter)]
+
+# The engine's own loader, and its batches as they were.
+engine = engine_of(1, training_data=list(tokens(7, rows=24)))
+exporter = watched(engine, folder, "own")
+loader = exporter.wrap(engine.training_dataloader, seed=1, reserve=0)
+for batch in loader:
+    engine.backward(loss_on(engine, batch))
+    engine.step()
+told["own"] = [len(loader), tuple(batch.shape), settle(exporter)]
+
+# What is offloaded is not measured, and not reset.
+engine = engine_of(1, "bf16")
+exporter = watched(engine, folder, "offloaded")
+train(engine, 1)
+settle(exporter)
+where = RunFolder("offloaded", folder)
+where.write_plan(Plan(plan_id="p1", run_uid=where.identity().run_uid, for_attempt=1, target=None, reset_optimizer=True))
+engine = engine_of(1, "bf16", lr=(3e-3, 1e-3))
+engine.zero_nvme_offload_optimizer = lambda: True
+exporter = watched(engine, folder, "offloaded")
+told["norms"] = train(engine, 2)
+told["offloaded"] = settle(exporter)
+
+for stage, precision in ((1, "fp32"), (0, "bf16")):
+    exporter = watched(engine_of(stage, precision), folder, "guarded")
+    with pytest.raises(ValueError, match="DeepSpeed"):
+        Guard(exporter)
+    settle(exporter)
 
 def weights(watch):
     engine = engine_of(2, "bf16")
@@ -226,6 +267,43 @@ def test_the_script_may_divide_its_losses_and_end_the_step_itself(alone: tuple[P
     assert [record.value("loss") for record in records(folder, 0, "divided")] == pytest.approx(
         [sum(losses[:3]) / 3, sum(losses[3:]) / 3], rel=1e-6
     )
+
+
+@pytest.mark.slow
+def test_steps_of_any_number_of_micro_batches_are_steps(alone: tuple[Path, dict[str, Any]]) -> None:
+    folder, said = alone
+    assert said["told"]["unmanaged"] == [2, []]
+    found = records(folder, 0, "unmanaged")
+    assert [record.step for record in found] == [1, 2]
+    assert all(record.value("loss") and record.value("grad_norm") for record in found)
+
+
+@pytest.mark.slow
+def test_the_engines_own_loader_has_positions(alone: tuple[Path, dict[str, Any]]) -> None:
+    folder, said = alone
+    assert said["told"]["own"] == [6, [4, 12], []]
+    assert [record.samples for record in records(folder, 0, "own")] == [[(0, 8)], [(8, 16)], [(16, 24)]]
+
+
+@pytest.mark.slow
+def test_of_what_is_offloaded_the_engines_own_numbers_remain_and_a_reset_is_reported_as_not_done(
+    alone: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, said = alone
+    assert [sentence.partition(":")[0] for sentence in said["told"]["offloaded"]] == [
+        "norms and updates by group are left out"
+    ]
+    found = records(folder, 0, "offloaded")[1:]
+    assert [record.signals["grad_norm"] for record in found] == [
+        {"all": pytest.approx(norm, rel=1e-6)} for norm in said["told"]["norms"]
+    ]
+    assert [record.signals["lr"] for record in found] == [{"all": 3e-3, "0": 3e-3, "1": 1e-3}] * 2
+    assert [record.value("optimizer_step") for record in found] == [1, 2]
+    assert [record.value("clip_ratio") for record in found] == pytest.approx([n / 0.3 for n in said["told"]["norms"]])
+    assert "weight_rms" not in found[0].signals
+    applied = events(folder, "start", "offloaded")[1].fields["plan_applied"]
+    assert applied["reset_optimizer"] is False
+    assert "Swapped" in applied["not_applied"]["reset_optimizer"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,9 @@ import pytest
 
 from tests.exporter.ranks.harness import records, run
 from tests.exporter.runs import events
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/integrations.md").read_text()
 
 BODY = """
 torch.set_num_threads(1)
@@ -171,3 +178,28 @@ def test_a_save_in_the_background_is_complete_when_deepspeed_commits_it_and_not_
     assert [(event.step, event.fields["complete"]) for event in events(folder, "checkpoint", "decoupled")] == [
         (1, True)
     ]
+
+
+@pytest.mark.slow
+def test_the_example_does_what_its_page_says_and_a_second_call_goes_on(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```\n(python examples/deepspeed_zero\.py.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DS_ACCELERATOR": "cpu"}
+    environment["TORCHDYNAMO_DISABLE"] = "1"
+    environment.pop("TRAINWARDEN_DIR", None)
+    commands = [line.partition("#")[0].split() for line in block.splitlines()]
+    said = []
+    for command in (*commands, [*commands[0], "3", "2"]):
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout)
+    assert "steps 1 to 40 under ZeRO 2" in said[0]
+    assert "40 records, steps 1–40; no incident" in said[1]
+    assert "steps 41 to 43 under ZeRO 2" in said[2]
+    found = records(tmp_path / ".trainwarden", 0, "deepspeed-zero")
+    assert [record.step for record in found] == list(range(1, 44))
+    assert [record.samples for record in found] == [[(16 * step, 16 * step + 16)] for step in range(43)]
+    assert all(record.value("grad_norm") and record.value("batch_unique_token_ratio") for record in found)
+    assert events(tmp_path / ".trainwarden", "start", "deepspeed-zero")[1].fields["resumed_from"]["step"] == 40
