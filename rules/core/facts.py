@@ -182,6 +182,7 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
     nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
     counted = trace.column("nonfinite_loss")[rows]
     nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0))
+    nonfinite &= trace.left_out(rows) < trace.stride_column[: len(trace)][rows]  # a guard kept it out: the model has nothing of it
     if trend is None or trend.noise <= 0:
         return np.full(len(loss), np.nan), nonfinite.copy(), nonfinite
     steps = trace.steps[rows]
@@ -199,6 +200,7 @@ def high_gradient(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bool
         if name in usual:
             measured = trace.measured(name)[rows]
             found |= measured & above(trace.column(name)[rows], usual[name], GRAD_SDS, GRAD_FACTOR)
+    found &= trace.left_out(rows) < trace.stride_column[: len(trace)][rows]
     return found
 
 

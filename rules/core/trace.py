@@ -27,6 +27,9 @@ TRACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("clip_ratio", ("clip_ratio",)),
     ("loss_scale", ("loss_scale",)),
     ("skipped", ("skipped",)),
+    ("guard_nonfinite", ("guard_skipped_steps", "nonfinite")),
+    ("guard_limit", ("guard_skipped_steps", "limit")),
+    ("guard_surge", ("guard_skipped_steps", "surge")),
     ("optimizer_step", ("optimizer_step",)),
     ("beta2", ("beta2",)),
     ("exp_avg", ("moment_rms", "exp_avg", "all")),
@@ -273,6 +276,12 @@ class Trace(Struct):
         """Say at which rows the signal was measured (a measured NaN is)."""
         found: Bools | None = self.present.get(name)
         return np.zeros(self.n, dtype=np.bool_) if found is None else found[: self.n]
+
+    def left_out(self, rows: slice) -> Floats:
+        """Return in how many steps of each record a guard left the update out; 0 where there is none."""
+        causes = [self.column(f"guard_{cause}")[rows] for cause in ("nonfinite", "limit", "surge")]
+        found: Floats = np.nansum(causes, axis=0)
+        return found
 
     def row(self, step: int) -> int:
         """Return the first row whose step is at least ``step``; ``len(self)`` where there is none."""

@@ -1,4 +1,4 @@
-"""The loss scale fell, or steps were skipped, around the onset.
+"""The loss scale fell, or steps were skipped, around the onset. What a guard left out says nothing of the loss scale.
 
 Sources: cases A01 to A05 and C01 (halvings before and during the failure). One back-off in a few hundred steps is by design
 (case B06) and says nothing.
@@ -24,7 +24,7 @@ def find(facts: Facts) -> list[Finding]:
     scale = facts.trace.column("loss_scale")[rows]
     steps = facts.trace.steps[rows]
     scale_known = np.isfinite(scale)
-    skipped = float(np.nansum(facts.trace.column("skipped")[rows]))
+    skipped = float(np.nansum(np.maximum(facts.trace.column("skipped")[rows] - facts.trace.left_out(rows), 0.0)))
     halvings = 0.0
     step = facts.onset
     if scale_known.sum() >= 2:
