@@ -35,11 +35,10 @@ CHOSEN = (
     "moe_topk",
     "k",
 )
-#: Where it is said that scores are sigmoids, and what such a router holds to even its load out (DeepSeek-V3).
-SCORES, BIAS = (
-    ("score_func", "scoring_func", "score_function", "score_fn", "scoring_function"),
-    "e_score_correction_bias",
-)
+#: Where it is said that scores are sigmoids, and what a router, or the module around it, holds to choose by and so even its load out
+#: without a loss (DeepSeek-V3, and torchtitan's name for it).
+SCORES = ("score_func", "scoring_func", "score_function", "score_fn", "scoring_function")
+BIASES = ("e_score_correction_bias", "expert_bias")
 #: Routers of one model that are looked at: as many as blocks have numbers of their own.
 ROUTERS = 256
 #: How deep tensors are looked for in what a router gives back.
@@ -52,6 +51,7 @@ class Router:
 
     ``name`` is its qualified name without wrappers, ``label`` its block in a record. ``gate`` is the linear layer within it that
     makes the logits; None where it makes them itself. ``sigmoid``: its scores are sigmoids of them and not their softmax.
+    ``biased``: it chooses by more than its scores, so that choices need not follow probabilities, and no floor holds for their balance.
     ``counted`` is False where nothing says how many experts a token takes: the first is looked at then.
     """
 
@@ -64,6 +64,7 @@ class Router:
     gate: nn.Module | None = None
     sigmoid: bool = False
     counted: bool = True
+    biased: bool = False
 
 
 @dataclass(slots=True)
@@ -107,6 +108,7 @@ def find_routers(model: nn.Module, structure: Structure) -> list[Router]:
                 gate=gates[-1] if gates else None,
                 sigmoid=_sigmoid(module),
                 counted=told is not None,
+                biased=any(getattr(owner, name, None) is not None for owner in (module, parent) for name in BIASES),
             )
         )
     return found
@@ -175,7 +177,7 @@ def _gates(module: nn.Module, experts: int) -> list[nn.Module]:
 
 def _sigmoid(module: nn.Module) -> bool:
     told = next((value for name in SCORES if isinstance(value := getattr(module, name, None), str)), None)
-    return "sigmoid" in told if told is not None else hasattr(module, BIAS)
+    return "sigmoid" in told if told is not None else hasattr(module, BIASES[0])
 
 
 def read(router: Router, output: Any) -> Given:

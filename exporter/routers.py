@@ -276,7 +276,7 @@ class Routers:
                 groups.setdefault((layer.experts, load.counts.device), []).append((layer, load))
             _put_told(sheet, layer.label, load)
         for members in groups.values():
-            meta = tuple((layer.label, _known(load)) for layer, load in members)
+            meta = tuple((layer.label, _known(layer, load)) for layer, load in members)
             sheet.add("routers", _summary(members).reshape(-1), meta)
 
     def _of_graphs(self) -> Iterator[tuple[int, Load]]:
@@ -384,9 +384,10 @@ def _together(loads: Sequence[Load]) -> Load:
     return found
 
 
-def _known(load: Load) -> tuple[str, ...]:
+def _known(layer: Layer, load: Load) -> tuple[str, ...]:
     """Return which of :data:`NUMBERS` a load has."""
-    absent = {"balance": load.probs is None, "z": load.z is None, "dropped": not load.capped}
+    biased = layer.router is not None and layer.router.biased
+    absent = {"balance": load.probs is None or biased, "z": load.z is None, "dropped": not load.capped}
     return tuple(name for name in NUMBERS if not absent.get(name, False))
 
 
