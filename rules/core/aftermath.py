@@ -22,6 +22,8 @@ from .state import Alive, Incident, RuleSeen, Run
 from .targets import abandoned
 from .turn import Turn
 
+#: Fields of a plan that only look: without them the run is the same.
+BESIDE = ("anomaly",)
 #: How a verification that was not applied is closed.
 MISMATCH = "mismatch"
 #: Characters of a start's reason to end that are remembered.
@@ -79,8 +81,12 @@ def _executed(turn: Turn, run: Run, alive: Alive, incident: Incident, report: Ap
         f"Attempt {alive.start.attempt} runs under the plan{where}; it is verified by its records.",
         "verifying",
     )
-    if report.not_applied:
-        missing = "; ".join(f"{name}: {why}" for name, why in sorted(report.not_applied.items()))
+    for name in BESIDE:
+        if name in report.not_applied:
+            turn.note(incident, event.time, event.step, f"Not applied: {name}: {report.not_applied[name]}.")
+    refused = {name: why for name, why in report.not_applied.items() if name not in BESIDE}
+    if refused:
+        missing = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items()))
         _settle(
             turn, run, alive, incident, Judged(f"Plan was not applied: {missing}.", "mismatch"), event.time, event.step
         )

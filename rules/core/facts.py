@@ -16,6 +16,7 @@ from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .broken import Broken
 from .events import Events
+from .looked import Looked
 from .makeup import Moved
 from .planned import Announced, baseline_from
 from .ranks import Whose
@@ -112,6 +113,7 @@ class Facts:
     traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
     events: Events = field(default_factory=Events)  #: what happened beside the steps
     broken: tuple[Broken, ...] = ()  #: modules that were the first without a finite value, all of one step
+    looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
-from . import acting, aftermath, broken, failing, machines, progress, standstill
+from . import acting, aftermath, broken, failing, looked, machines, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
@@ -206,6 +206,8 @@ def _happened(turn: Turn, value: Happened) -> None:
             turn.notice(alive.start, "resume", event.step, f"The start goes on from a checkpoint of step {event.step}.")
     elif event.kind == "nonfinite":
         broken.take(alive.broken, value.rank, event)
+    elif event.kind == "anomaly":
+        looked.take(alive.looked, value.rank, event)
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
     elif event.kind == "preflight":

@@ -14,7 +14,7 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from trainwarden.plan import Checks, Exclusion, Plan, SkipMode, merge_ranges
+from trainwarden.plan import Checks, CloseLook, Exclusion, Plan, SkipMode, merge_ranges
 from trainwarden.record import Ranges
 
 from .drift import first_sign
@@ -30,6 +30,8 @@ from .trace import Trace
 WHOLE_SHARD = 1 << 40
 #: What a record tells as the optimizer's counter is one below this; a float is exact up to here.
 LARGEST_COUNTER = 2**53
+#: Steps before and behind the onset that the next attempt looks at closely; where it first was wrong, it may be a step or two earlier.
+LOOK_BEFORE, LOOK_BEHIND = 2, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,12 @@ def plan_rollback(
     ramp = settings.rewarmup_steps if reset or lr_factor != 1.0 else 0
     if ramp:
         reasons["rewarmup_steps"] = f"The rate ramps up over {ramp} steps after the change."
+    look = close_look(facts, cause, chosen.target.step)
+    if look is not None:
+        reasons["anomaly"] = (
+            f"Steps {look.first_step} to {look.end - 1} are looked at closely: something at step {facts.onset} was not finite, and the "
+            "operation that makes it so is yet to be named."
+        )
     plan = Plan(
         plan_id="",
         run_uid=start.run_uid,
@@ -132,8 +140,17 @@ def plan_rollback(
             optimizer_step=1 if reset else expected_counter(alive, chosen.target.step + 1),
             skipped=skip,
         ),
+        anomaly=look,
     )
     return Planned(named(plan), chosen.too_young or cause == "undetermined")
+
+
+def close_look(facts: Facts, cause: str, target: int) -> CloseLook | None:
+    """Return the steps around the onset, of those behind the target, where the cause is numeric and something was not finite."""
+    if cause != "numeric" or not (facts.nonfinite.any() or facts.broken):
+        return None
+    first, last = max(target + 1, facts.onset - LOOK_BEFORE), max(target + 1, facts.onset) + LOOK_BEHIND
+    return CloseLook(first_step=first, steps=last - first + 1)
 
 
 def named(plan: Plan) -> Plan:

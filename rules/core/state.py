@@ -26,6 +26,7 @@ from .groups import GroupNorms
 from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
+from .looked import Looked
 from .machines import Machines
 from .makeup import Makeup
 from .planned import Announced
@@ -283,6 +284,7 @@ class Alive(Struct):
     ranks: RankWatch = field(default_factory=RankWatch)
     machines: Machines = field(default_factory=Machines)
     broken: list[Broken] = field(default_factory=list)
+    looked: list[Looked] = field(default_factory=list)
     changes: list[Announced] = field(default_factory=list)
     next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends
 

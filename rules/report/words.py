@@ -149,6 +149,9 @@ def _changes(plan: dict[str, Any]) -> list[str]:
         found.append(f"learning rate × {factor:g}")
     if plan.get("rewarmup_steps"):
         found.append(f"warm up over {whole(plan['rewarmup_steps'])} steps")
+    look = plan.get("anomaly")
+    if isinstance(look, dict) and isinstance(look.get("first_step"), int) and isinstance(look.get("steps"), int):
+        found.append(f"look closely at steps {step(look['first_step'])} to {step(look['first_step'] + look['steps'] - 1)}")
     if plan.get("exclude_hosts"):
         found.append(f"leave out {', '.join(map(str, plan['exclude_hosts']))}")
     return found

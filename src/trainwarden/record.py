@@ -121,6 +121,7 @@ EVENT_KINDS = (
     "lr_phase",
     "batch_size",
     "nonfinite",
+    "anomaly",
 )
 
 Line: TypeAlias = Header | Step | Event

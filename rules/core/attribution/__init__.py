@@ -17,6 +17,7 @@ from trainwarden.rules.core.facts import CAUSES, Facts, Finding
 from . import (
     after_event,
     batch_fingerprint,
+    close_look,
     distributed,
     expected_loss,
     gradient_lead,
@@ -46,6 +47,7 @@ LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
     expected_loss.find,
     learning_rate.find,
     nonfinite.find,
+    close_look.find,
     hardware.find,
     distributed.find,
     loss_scale.find,
