@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainwarden.exporter.exporter import Exporter
+from trainwarden.exporter.forensics import Save
 from trainwarden.exporter.loader import Skips
 from trainwarden.exporter.loader.prepared import PreparedLoader
 
@@ -135,6 +136,20 @@ class AcceleratedExporter(Exporter):
         self._saving = Future() if self._accelerator.num_processes > 1 else None
         self.checkpoint(self.global_step, path, future=self._saving)
         return path
+
+    def forensics(self, save: Save | None = None, *, keep: int = 2, batches: int = 64) -> None:
+        """See :meth:`Exporter.forensics`. Without ``save``, it is ``accelerator.save_state``."""
+        super().forensics(self._save_apart if save is None else save, keep=keep, batches=batches)
+
+    def _save_apart(self, folder: Path) -> None:
+        """Save into ``folder``, whatever names the accelerator gives by itself: those are counted, and the oldest removed."""
+        project = self._accelerator.project_configuration
+        named, number = project.automatic_checkpoint_naming, project.iteration
+        project.automatic_checkpoint_naming = False
+        try:
+            self._accelerator.save_state(str(folder))
+        finally:
+            project.automatic_checkpoint_naming, project.iteration = named, number
 
     def close(self, reason: str = "finished", code: int | None = 0) -> None:
         """See :meth:`Exporter.close`."""

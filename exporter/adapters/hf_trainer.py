@@ -58,6 +58,7 @@ class TrainwardenCallback(_Callback):
         run: the run's display name; it names its folder. Default ``$TRAINWARDEN_RUN``, else ``run``.
         dataset, shards: the data set's name and ``(name, first_row, end_row)`` of each shard, by which a plan excludes data.
         reserve: share of the rows from which stand-ins for skipped ones are drawn; they are trained on as ever, too.
+        forensics: let a copy of the damaged state be asked for; it is what the trainer puts into a checkpoint.
         settings: what else :class:`Exporter` takes (``dir``, ``host``, ``port``, ``roots``, ``cadence`` …).
 
     Attributes:
@@ -74,6 +75,7 @@ class TrainwardenCallback(_Callback):
         dataset: str | None = None,
         shards: Sequence[Any] | None = None,
         reserve: float = 0.01,
+        forensics: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -82,6 +84,7 @@ class TrainwardenCallback(_Callback):
         self._run = run
         self._data: dict[str, Any] = {"dataset": dataset, "shards": shards, "reserve": reserve}
         self._settings = settings
+        self._forensics = forensics
         self._forget()
 
     def _forget(self) -> None:
@@ -98,7 +101,12 @@ class TrainwardenCallback(_Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy in another process needs: how to watch, not what is being watched."""
-        return {"_run": self._run, "_data": self._data, "_settings": self._settings}
+        return {
+            "_run": self._run,
+            "_data": self._data,
+            "_settings": self._settings,
+            "_forensics": self._forensics,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -140,6 +148,8 @@ class TrainwardenCallback(_Callback):
             )
         elif exporter.start_id is not None:
             self._listen(trainer)
+            if self._forensics:
+                exporter.forensics(lambda folder: _save_apart(trainer, folder))
         if self._loader is not None:
             self._loader.begin(*_where(self._loader, args, state))
             seed = args.seed if args.data_seed is None else args.data_seed
@@ -277,6 +287,17 @@ class TrainwardenCallback(_Callback):
             self.exporter.close(reason, code)
             self._past += self.exporter.notices
         self.exporter, self._loader, self._loss, self._undo, self._saved = None, None, None, None, {}
+
+
+def _save_apart(trainer: Any, folder: Path) -> None:
+    """Save what the trainer puts into a checkpoint, elsewhere: it neither counts nor removes what lies there."""
+    where = str(folder)
+    trainer.save_model(where, _internal_call=True)
+    trainer._save_optimizer_and_scheduler(where)
+    trainer._save_scaler(where)
+    trainer._save_rng_state(where)
+    if trainer.args.should_save:
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
 
 
 def _caller(callback: TrainwardenCallback) -> Any:

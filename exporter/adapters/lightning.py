@@ -78,6 +78,7 @@ class TrainwardenCallback(_Callback):
         run: the run's display name; it names its folder.
         wrap: True, or the arguments of :meth:`Exporter.wrap`: take over the order of the train loader, so that positions are
             known, a restart is exact, and a plan can skip data. False leaves the loader alone.
+        forensics: let a copy of the damaged state be asked for; it is what ``Trainer.save_checkpoint`` saves.
         settings: what else :class:`Exporter` takes (``dir``, ``host``, ``port``, ``roots``, ``cadence`` …).
 
     Attributes:
@@ -87,7 +88,14 @@ class TrainwardenCallback(_Callback):
         TypeError, ValueError: an argument is of no use; the message names it.
     """
 
-    def __init__(self, run: str | None = None, *, wrap: bool | Mapping[str, Any] = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        run: str | None = None,
+        *,
+        wrap: bool | Mapping[str, Any] = False,
+        forensics: bool = False,
+        **settings: Any,
+    ) -> None:
         super().__init__()
         if not isinstance(wrap, bool | Mapping):
             raise TypeError(f"wrap: {wrap!r} is neither True nor a mapping of arguments of Exporter.wrap")
@@ -95,6 +103,7 @@ class TrainwardenCallback(_Callback):
         Settings(run=run or "run", **own)  # what is wrong is said now, not in the middle of a fit
         self._run = run
         self._settings = settings
+        self._forensics = forensics
         self._wrap: dict[str, Any] | None = (dict(wrap) if isinstance(wrap, Mapping) else {}) if wrap else None
         self._forget()
 
@@ -114,7 +123,12 @@ class TrainwardenCallback(_Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy in another process needs: how to watch, not what is being watched."""
-        return {"_run": self._run, "_settings": self._settings, "_wrap": self._wrap}
+        return {
+            "_run": self._run,
+            "_settings": self._settings,
+            "_wrap": self._wrap,
+            "_forensics": self._forensics,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -168,6 +182,8 @@ class TrainwardenCallback(_Callback):
         self._listen(trainer.strategy, "teardown", self._tearing_down)
         if self._wrap is not None:
             self._listen(trainer.strategy, "process_dataloader", self._processing)
+        if self._forensics:
+            self.exporter.forensics(lambda folder: _save_apart(trainer, folder))
 
     @_quietly
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -419,6 +435,12 @@ class _LateStatefulLoader(_LateLoader):
         if self._inner_state is not None:
             inner, self._inner_state = self._inner_state, None
             self.watched.load_state_dict({**state, "inner": inner})
+
+
+def _save_apart(trainer: Any, folder: Path) -> Any:
+    """Save elsewhere than the trainer's checkpoints, which count and remove nothing there; return the future of a save to come."""
+    type(trainer).save_checkpoint(trainer, folder / "state.ckpt")  # not by way of what reports checkpoints
+    return _pending_save(trainer.strategy.checkpoint_io)
 
 
 def _pending_save(io: Any) -> Future[None] | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from trainwarden.exporter.exporter import Exporter
 from trainwarden.exporter.loader import Skips, WatchedLoader
@@ -40,7 +41,9 @@ WANTED = {
 }
 
 
-def attach(trainer: Any, run: str | None = None, *, dataset: str | None = None, **settings: Any) -> Exporter:
+def attach(
+    trainer: Any, run: str | None = None, *, dataset: str | None = None, forensics: bool = False, **settings: Any
+) -> Exporter:
     """Watch a trainer of torchtitan's kind, until its ``close()``.
 
     Example::
@@ -56,6 +59,7 @@ def attach(trainer: Any, run: str | None = None, *, dataset: str | None = None, 
         trainer: the trainer, made and not yet training.
         run: the run's display name; it names its folder.
         dataset: the data set's name.
+        forensics: let a copy of the damaged state be asked for; all ranks save it with ``torch.distributed.checkpoint``.
         settings: what else :class:`Exporter` takes.
 
     Raises:
@@ -70,7 +74,17 @@ def attach(trainer: Any, run: str | None = None, *, dataset: str | None = None, 
     optimizers = _flat(trainer.optimizers)
     exporter = Exporter(parts[0] if len(parts) == 1 else nn.ModuleList(parts), optimizers, run, **settings)
     _Attached(trainer, exporter, dataset)
+    if forensics:
+        exporter.forensics(lambda folder: _save_apart(trainer, parts, folder))
     return exporter
+
+
+def _save_apart(trainer: Any, parts: list[nn.Module], folder: Path) -> None:
+    """Save what the trainer's checkpointer would, elsewhere: it neither counts nor removes what lies there."""
+    states = getattr(getattr(trainer, "checkpointer", None), "states", None) or {}
+    states = {name: state for name, state in states.items() if name != "model"}
+    models = {f"model_part_{number}": part.state_dict() for number, part in enumerate(parts)}
+    save_distributed({**states, **models}, checkpoint_id=str(folder))
 
 
 def _flat(optimizers: Any) -> list[Any]:
