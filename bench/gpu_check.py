@@ -9,8 +9,9 @@ Each check prints one line. Exit 0: all passed; 1: one failed; 2: there is no CU
    caught there, and shows as a notice.
 2. A CUDA graph is captured and replayed while the exporter's threads poll and serve; and a whole step is, forward, backward and
    capturable update: its replays record what the trainer hands in, and nothing breaks.
-3. Recorded values equal a float64 computation on the CPU.
-4. Time of a step with over without.
+3. A guard leaves out a poisoned update, by the flag of a fused kernel and by copies, in the same mode; not a bit changes.
+4. Recorded values equal a float64 computation on the CPU.
+5. Time of a step with over without.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gpt import GPT
 from torch import nn
 
 from trainwarden.exporter import Exporter
+from trainwarden.exporter.guard import Guard
 from trainwarden.record import Step, decode_lines
 from trainwarden.runfolder import RunFolder
 
@@ -99,6 +101,50 @@ def check_syncs(folder: str, options: dict[str, Any], scaled: bool, clip: bool) 
     missing |= {"activation_rms", "activation_absmax", "attention_logit", "residual_rms", "grad_zero_ratio"}
     missing -= set(found[-1].signals)
     return f"without {', '.join(sorted(missing))}" if missing else None
+
+
+def check_guard(folder: str, options: dict[str, Any], scaled: bool, clip: bool) -> str | None:
+    """Train with a guard and a batch that brings NaN; return what went wrong: a wait, or a bit that its update changed."""
+    torch.manual_seed(0)
+    model, poisoned = make(), STEPS // 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=scaled)
+    name = f"guard-{'-'.join(options)}-{scaled}-{clip}"
+    exporter = Exporter(model, optimizer, run=name, dir=folder, port=0, reader_seconds=0.0)
+    Guard(exporter, limit=1e6, factor=1e3, window=8).shrink_embeddings()
+    before: list[torch.Tensor] = []
+
+    def state() -> list[torch.Tensor]:
+        found = [tensor for one in optimizer.state.values() for tensor in one.values()]
+        return [tensor.detach().clone() for tensor in (*model.parameters(), *found)]
+
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.randint(0, VOCABULARY, (8, 65), device="cuda"))
+        # What is too large is the guard's own business also where a scaler sees to what is not finite.
+        poison = (1e9 if scaled else float("nan")) if step == poisoned else 1.0
+        scaler.scale(loss * poison).backward()
+        if step == poisoned:
+            before = state()
+        with no_synchronisation():
+            if scaled and clip:
+                scaler.unscale_(optimizer)
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            exporter.step(loss)
+        if step == poisoned and not all(torch.equal(one, other) for one, other in zip(before, state(), strict=True)):
+            return "the update that was left out changed the model or the optimizer's state"
+    exporter.close()
+    faults = [said for said in exporter.notices if "Error" in said]
+    if faults:
+        return "; ".join(faults)
+    found = [record.step for record in records(folder, name) if record.value("skipped") == 1]
+    if found != [poisoned + 1]:
+        return f"left out are the updates of steps {found}, not of {poisoned + 1}"
+    finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    return None if finite else "a parameter is not finite"
 
 
 def check_values(folder: str) -> str | None:
@@ -245,6 +291,14 @@ def main() -> int:
             )
             for options in ({"fused": True}, {"capturable": True})
             # Without a fused kernel GradScaler itself waits for the device to learn whether to skip.
+            for scaled in ((False, True) if "fused" in options else (False,))
+            for clip in (False, True)
+        }
+        checks |= {
+            f"guard: {' '.join(options)}{', scaler' if scaled else ''}{', clipping' if clip else ''}": (
+                lambda options=options, scaled=scaled, clip=clip: check_guard(folder, options, scaled, clip)
+            )
+            for options in ({"fused": True}, {"capturable": True})
             for scaled in ((False, True) if "fused" in options else (False,))
             for clip in (False, True)
         }
