@@ -15,6 +15,7 @@ from msgspec import Struct
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .broken import Broken
+from .devices import Told, failed
 from .events import Events
 from .looked import Looked
 from .makeup import Moved
@@ -113,6 +114,7 @@ class Facts:
     traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
     events: Events = field(default_factory=Events)  #: what happened beside the steps
     broken: tuple[Broken, ...] = ()  #: modules that were the first without a finite value, all of one step
+    devices: tuple[Told, ...] = ()  #: errors of the ranks' devices near the onset, the weightiest first
     looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 
@@ -121,6 +123,14 @@ class Facts:
         """Hosts that stood out first both now and in an earlier attempt; empty where all ranks run on one host."""
         before = {host for earlier in self.earlier for host in earlier.hosts}
         return tuple(host for host in self.whose.hosts if host in before) if self.whose.of_hosts > 1 else ()
+
+    @property
+    def failed_hosts(self) -> tuple[str, ...]:
+        """Hosts with a device that failed close to the onset; empty where all ranks run on one host."""
+        if self.whose.of_hosts < 2:
+            return ()
+        found = failed(self.devices, self.onset, self.trace.stride())
+        return tuple(dict.fromkeys(one.host for one in found if one.host))
 
     @property
     def rows(self) -> slice:
@@ -184,7 +194,9 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
     nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
     counted = trace.column("nonfinite_loss")[rows]
     nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0))
-    nonfinite &= trace.left_out(rows) < trace.stride_column[: len(trace)][rows]  # a guard kept it out: the model has nothing of it
+    nonfinite &= (
+        trace.left_out(rows) < trace.stride_column[: len(trace)][rows]
+    )  # a guard kept it out: the model has nothing of it
     if trend is None or trend.noise <= 0:
         return np.full(len(loss), np.nan), nonfinite.copy(), nonfinite
     steps = trace.steps[rows]

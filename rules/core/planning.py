@@ -107,6 +107,9 @@ def plan_rollback(
     hosts = list(facts.repeated_hosts) if cause == "hardware" else []
     if hosts:
         reasons["exclude_hosts"] = f"It began on {listed(hosts)} in an earlier attempt, too, with other data."
+    elif cause == "hardware" and facts.failed_hosts:
+        hosts = list(facts.failed_hosts)
+        reasons["exclude_hosts"] = f"A device of {listed(hosts)} failed when it began."
     lr_factor = settings.lr_factor if cause == "learning_rate" else 1.0
     if lr_factor != 1.0:
         reasons["lr_factor"] = f"The learning rate was too high: it goes on with {lr_factor:g} times the schedule."

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from .block import Block, Bools, Floats
 
-Kind = Literal["drift", "duplicate", "tokens", "slow"]
+Kind = Literal["drift", "duplicate", "tokens", "slow", "faulty", "throttled"]
 
 #: The signals by which each kind shows, the best one first.
 SIGNALS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
@@ -25,8 +25,12 @@ SIGNALS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         "duplicate": ("batch_rows_hash", "batch_hash", "sample_overlap"),
         "tokens": ("batch_supervised_tokens",),
         "slow": ("rank_compute_seconds",),
+        "faulty": ("gpu_faults", "gpu_ecc_uncorrected", "gpu_row_remap_failed"),
+        "throttled": ("gpu_throttled",),
     }
 )
+#: Kinds that are a device's own, each a number above 0.
+OF_DEVICES: tuple[Kind, ...] = ("faulty", "throttled")
 #: Factor off the ranks' middle from which a record counts as one of uneven tokens, or of a slow rank.
 UNEVEN, SLOW = 1.5, 1.25
 #: What is compared of a batch with those of the other ranks, and the factor beyond all of theirs from which it is unlike them.
@@ -101,6 +105,7 @@ def scan(block: Block) -> Seen:
     if len(ranks) > 1:
         with np.errstate(invalid="ignore"):
             _mark(block, ranks, table > SLOW * middle(table), "slow", marks)
+    _mark_devices(block, marks)
     return Seen(marks, equal)
 
 
@@ -214,6 +219,24 @@ def _mark(
     for row in np.flatnonzero(odd.any(axis=0)).tolist() if len(ranks) else ():
         found = [ranks[place] for place in np.flatnonzero(odd[:, row]).tolist()]
         marks.setdefault(kind, []).append((row, Apart(int(block.step[row]), found)))
+
+
+def _mark_devices(block: Block, marks: dict[Kind, list[tuple[int, Apart]]]) -> None:
+    """Mark the ranks whose device says something of itself; where their own records are not read, the one with the most of it."""
+    own = {signal for signal, _ in block.ranks if signal.startswith("gpu_")}
+    told = {signal for signal, _ in block.stats if signal.startswith("gpu_")}
+    for kind in OF_DEVICES:
+        for name in SIGNALS[kind]:
+            if name in own:
+                ranks, table = _table(block, name)
+                with np.errstate(invalid="ignore"):
+                    _mark(block, ranks, table > 0, kind, marks)
+            elif name in told:
+                most, whose = block.stats[name, "max"], block.stats[name, "argmax"]
+                with np.errstate(invalid="ignore"):
+                    rows = np.flatnonzero(most.present & (most.values > 0))
+                for row in rows.tolist():
+                    marks.setdefault(kind, []).append((row, Apart(int(block.step[row]), [int(whose.values[row])])))
 
 
 def _mark_drift(

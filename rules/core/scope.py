@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from . import broken
+from . import broken, devices
 from .facts import Facts
 from .machines import Machines, first_failed, listed
 from .ranks import NEAR, REMEMBERED, Whose, named, whose
@@ -67,10 +67,15 @@ def tell(incident: Incident, facts: Facts) -> None:
         ranks.update(one.ranks)
     if where.kind == "failed":
         ranks.update(where.ranks)
+    failed = devices.failed(facts.devices, incident.onset, facts.trace.stride()) if incident.cause == "hardware" else ()
+    ranks.update(one.rank for one in failed)
     incident.ranks = sorted(ranks)
     repeated = facts.repeated_hosts if incident.cause == "hardware" else ()
     shared_only = where.kind == "shared" and "mismatch" not in facts.offered
     incident.hosts = [] if shared_only else list(repeated or where.hosts)
+    incident.hosts += [
+        host for host in dict.fromkeys(one.host for one in failed) if host and host not in incident.hosts
+    ]
     incident.domains = [] if shared_only else list(where.domains)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trainwarden.record import Event, Step
 
+from .devices_told import blame
 from .facts import Finding
 from .incidents import close, conclude, confirm, facts_of, fired, open_incident, raise_severity, resolved
 from .progress import answered, budget, idle
@@ -100,6 +101,7 @@ def _fired(turn: Turn, run: Run, alive: Alive, moment: Step, change: Change, wai
     incident.cheapest_test = TEST
     incident.summary = f"{incident.verdict.capitalize()} at step {moment.step}: {says[0].lower()}{says[1:]}"
     incident.ranks = _behind(alive.line)
+    blame(incident, alive)
     if incident.severity == "critical":
         incident.action, incident.confirmed_step = "escalate", moment.step
         turn.note(incident, moment.time, moment.step, f"{says} Handed to a person.", "confirmed")

@@ -20,6 +20,7 @@ from trainwarden.record import Ranges
 from .baseline import Baseline
 from .block import Parent
 from .broken import Broken
+from .devices import Told
 from .events import Events
 from .facts import Finding
 from .groups import GroupNorms
@@ -285,6 +286,7 @@ class Alive(Struct):
     machines: Machines = field(default_factory=Machines)
     broken: list[Broken] = field(default_factory=list)
     looked: list[Looked] = field(default_factory=list)
+    devices: list[Told] = field(default_factory=list)
     changes: list[Announced] = field(default_factory=list)
     next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends
 
