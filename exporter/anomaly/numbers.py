@@ -31,7 +31,9 @@ def readable(tensor: Any) -> Tensor | None:
         return None
     x = local(tensor).detach()
     plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
-    return x if plain and x.dtype in TYPES and x.numel() else None
+    if not plain or x.dtype not in TYPES or not x.numel():
+        return None
+    return x if x.untyped_storage().nbytes() else None  # sharding gives the memory of gathered parameters back
 
 
 def tensors_in(value: Any, depth: int = DEPTH) -> list[Tensor]:

@@ -6,7 +6,9 @@ It is entered where the outermost module begins and left where it ends, so that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +58,9 @@ FILLING = frozenset(
     )
 )
 
+#: What gathers and scatters parameters goes on beside the forward pass: what it works on may not be there yet.
+BESIDE = str(Path(torch.__file__).parent / "distributed")
+
 #: Makes one of the exporter's functions run without touching what the trainer does.
 Guard = Callable[..., Any]
 
@@ -96,7 +101,8 @@ class Operations(TorchFunctionMode):
         """Let it run, and look at what went in and what came out."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if not self.active or name in FILLING or name.startswith("__get__") or len(self._pass.operations) >= IN_PASS:
+        apart = not self.active or name in FILLING or name == "__get__" or len(self._pass.operations) >= IN_PASS
+        if apart or sys._getframe(1).f_code.co_filename.startswith(BESIDE):
             return func(*args, **kwargs)
         before = self._guard(self._before, args, kwargs)
         result = func(*args, **kwargs)

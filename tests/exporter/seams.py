@@ -43,6 +43,8 @@ _HANDED_ON = frozenset(
         ("clipping.py", "clip_grad_value_"),
         ("reduction.py", "__call__"),
         ("observer.py", "watched_closure"),
+        ("backward.py", "watched_run_backward"),
+        ("operations.py", "__torch_function__"),
     }
 )
 
