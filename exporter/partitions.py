@@ -166,9 +166,11 @@ def partitions_of(engine: Any) -> tuple[list[Partition], str | None]:
         if "DeepSpeedZeroOptimizer_Stage3" in kinds:
             found = _of_stage_3(wrapped)
         elif "DeepSpeedZeroOptimizer" in kinds:
-            found = _of_fragments(wrapped.bit16_groups, wrapped.single_partition_of_fp32_groups)
+            flats = wrapped.single_partition_of_fp32_groups
+            found = _of_fragments(wrapped.bit16_groups, flats, wrapped.real_dp_process_group)
         elif "BF16_Optimizer" in kinds:
-            found = _of_fragments(wrapped.bf16_groups, wrapped.fp32_groups_flat_partition)
+            flats = wrapped.fp32_groups_flat_partition
+            found = _of_fragments(wrapped.bf16_groups, flats, wrapped.real_dp_process_group)
         elif "FP16_UnfusedOptimizer" in kinds:
             found = _of_copies(wrapped.fp16_groups, wrapped.fp32_groups)
         elif "FP16_Optimizer" in kinds:
@@ -185,11 +187,13 @@ def partitions_of(engine: Any) -> tuple[list[Partition], str | None]:
     return found, None
 
 
-def _of_fragments(groups: Sequence[Sequence[Any]], flats: Sequence[Tensor]) -> list[Partition]:
+def _of_fragments(
+    groups: Sequence[Sequence[Any]], flats: Sequence[Tensor], process_groups: Sequence[Any]
+) -> list[Partition]:
     """ZeRO 1 and 2: each parameter knows its fragment of this rank's partition, if it has one."""
     found = []
     for number, (members, flat) in enumerate(zip(groups, flats, strict=True)):
-        partition = Partition(flat, number)
+        partition = Partition(flat, number, _world() // dist.get_world_size(process_groups[number]))
         for parameter in members:
             mapping = parameter._hp_mapping
             if mapping is not None:
@@ -200,13 +204,13 @@ def _of_fragments(groups: Sequence[Sequence[Any]], flats: Sequence[Tensor]) -> l
 
 
 def _of_stage_3(wrapped: Any) -> list[Partition]:
-    """ZeRO 3: every parameter is cut into as many equal parts as there are ranks, the last of them padded."""
-    rank = dist.get_rank(wrapped.dp_process_group)
+    """ZeRO 3: every parameter is cut into as many equal parts as its group has ranks, the last of them padded."""
     found = []
-    for number, (members, flat) in enumerate(
-        zip(wrapped.fp16_groups, wrapped.fp32_partitioned_groups_flat, strict=True)
-    ):
-        partition = Partition(flat, int(wrapped.sub_group_to_group_id[number]))
+    flats = wrapped.fp32_partitioned_groups_flat
+    for number, (members, flat) in enumerate(zip(wrapped.fp16_groups, flats, strict=True)):
+        among = getattr(members[0], "ds_process_group", wrapped.dp_process_group)  # under MiCS fewer than all
+        rank, ranks = dist.get_rank(among), dist.get_world_size(among)
+        partition = Partition(flat, int(wrapped.sub_group_to_group_id[number]), _world() // ranks)
         for parameter in members:
             _, start, size = wrapped.grad_position[wrapped.get_param_id(parameter)]
             partition.add(parameter, int(start), max(0, min(int(size), int(parameter.ds_numel) - rank * int(size))))
@@ -240,9 +244,9 @@ def told_of(engine: Any, partitions: Sequence[Partition], why: str | None) -> To
     """Return what the exporter has to know of them: names, and how often each counts in a sum over the ranks."""
     pieces = [(piece, partition.holders) for partition in partitions for piece in partition.pieces]
     reason = why if _world() > 1 else None
-    if reason is None and _world() > 1 and engine.mp_world_size > 1:
+    if reason is None and _world() > 1 and getattr(engine, "mp_world_size", 1) > 1:
         reason = "under model parallelism it is not told which ranks hold the same"
-    if reason is None and _world() > 1 and engine.has_moe_layers:
+    if reason is None and _world() > 1 and getattr(engine, "has_moe_layers", False):
         reason = "experts are partitioned over fewer ranks than the rest"
     split = any(holders < _world() for _, holders in pieces) or engine.zero_optimization_stage() > 0
     return Told(

@@ -85,10 +85,13 @@ class DeepSpeedExporter(Exporter):
         self._engine: Any = engine
         self._base: Any = engine.basic_optimizer
         partitions, why = partitions_of(engine)
-        self._told = told_of(engine, partitions, why)
-        self._updates = (
-            None if engine.optimizer is self._base else FlatUpdates(engine.optimizer, self._base, partitions)
-        )
+        self._updates: FlatUpdates | None = None
+        try:
+            if engine.optimizer is not self._base:
+                self._updates = FlatUpdates(engine.optimizer, self._base, partitions)
+        except Exception as error:  # an optimizer of a making of its own
+            why = f"nothing can be shown in the place of {type(self._base).__name__}: {error}"
+        self._told = told_of(engine, [] if self._updates is None else partitions, why)
         self._begun = False
         self._saving: list[Future[None]] = []
         self._undo: list[Callable[[], Any]] = []
@@ -177,6 +180,7 @@ class DeepSpeedExporter(Exporter):
             "zero_stage": int(engine.zero_optimization_stage()),
         }
         parts.fields["loss_scaling"] = bool(engine.fp16_enabled())
+        parts.observer.clips = engine.gradient_clipping() > 0
         parts.fields["parameters"] = sum(_numel(parameter) for parameter in engine.module.parameters())
         if kinds and parts.fields.get("optimizer_state_dtype") is not None:
             parts.fields["optimizer_state_dtype"] = str(max(kinds, key=lambda kind: torch.finfo(kind).eps))[6:]
