@@ -156,6 +156,11 @@ class Watched:
         """Sum ``values`` of the parameters ``indices`` by group, each as often as its parameter is split into parts, or weighs."""
         return self.group_sums(indices, values * np.array(self._parts, dtype=np.float64)[indices])
 
+    def counts(self, indices: np.ndarray) -> np.ndarray:
+        """Return 1 for each of the parameters ``indices``, and 0 for those that count on another rank."""
+        found: np.ndarray = np.array(self._parts, dtype=np.float64)[indices] != 0
+        return found.astype(np.float64)
+
     @property
     def summable(self) -> bool:
         """Whether ranks hold parts, or may turn out to, and their shares of a sum over all of them can be told."""

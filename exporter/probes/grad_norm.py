@@ -78,7 +78,7 @@ class GradNorm(Probe):
             return None
         return {
             "grad_square": self._watched.group_shares(indices, squares),
-            "grad_parts": self._watched.group_sums(indices, np.ones(len(indices))),
+            "grad_parts": self._watched.group_sums(indices, self._watched.counts(indices)),
         }
 
     def joined(self, reading: Reading, totals: Totals) -> dict[str, Value]:
