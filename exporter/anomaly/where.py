@@ -11,8 +11,6 @@ from types import FrameType
 
 import torch
 
-import trainwarden.exporter
-
 #: A place in the code: file, line, function.
 Frame = tuple[str, int, str]
 #: Places, the outermost first.
@@ -25,7 +23,7 @@ DEEPEST = 200
 #: Characters of a line of code that are shown.
 SHOWN = 160
 
-_HOME = Path(trainwarden.exporter.__file__).parent
+_HOME = Path(__file__).parent.parent
 #: Where frames lie that nobody asks for.
 _APART = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _HOME, _HOME.resolve()))
 _FRAME = re.compile(r'\s*File "(.+?)", line (\d+), in (\S+)')
