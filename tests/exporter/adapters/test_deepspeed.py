@@ -122,6 +122,7 @@ def test_in_bfloat16_norms_are_the_engines_and_its_groups_add_up_to_them(
 ONE_PROCESS = """
 torch.set_num_threads(1)
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 from tests.exporter.adapters.engines import engine_of, loss_on, micro_batch, settle, train, watched
 from trainwarden.exporter.adapters.deepspeed import attach
 from trainwarden.exporter.guard import Guard
@@ -194,6 +195,26 @@ engine.zero_nvme_offload_optimizer = lambda: True
 exporter = watched(engine, folder, "offloaded")
 told["norms"] = train(engine, 2)
 told["offloaded"] = settle(exporter)
+
+class Reads(TorchDispatchMode):
+    # How often the training thread reads a value of a tensor: each is a wait, where that is on a device.
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+def reads(stage, precision, watch):
+    engine = engine_of(stage, precision)
+    exporter = watched(engine, folder, "reads") if watch else None
+    train(engine, 2)
+    with Reads() as mode:
+        train(engine, 2, first=2)
+    if watch:
+        settle(exporter)
+    return mode.count
+
+told["reads"] = [[reads(*case, watch) for watch in (False, True)] for case in ((2, "bf16"), (3, "fp16"), (0, "bf16"))]
 
 for stage, precision in ((1, "fp32"), (0, "bf16")):
     exporter = watched(engine_of(stage, precision), folder, "guarded")
@@ -304,6 +325,12 @@ def test_of_what_is_offloaded_the_engines_own_numbers_remain_and_a_reset_is_repo
     applied = events(folder, "start", "offloaded")[1].fields["plan_applied"]
     assert applied["reset_optimizer"] is False
     assert "Swapped" in applied["not_applied"]["reset_optimizer"]
+
+
+@pytest.mark.slow
+def test_no_value_is_read_on_the_training_thread_but_by_deepspeed_itself(alone: tuple[Path, dict[str, Any]]) -> None:
+    for plain, watched in alone[1]["told"]["reads"]:
+        assert plain == watched > 0
 
 
 @pytest.mark.slow
