@@ -29,6 +29,7 @@ from .preflight import Preflight, facts
 from .probes.activations import Activations
 from .probes.attention_logit import AttentionLogit
 from .probes.clip import Clip
+from .probes.embedding_rows import EmbeddingRows
 from .probes.fingerprint import Fingerprint
 from .probes.first_nonfinite import FirstNonfinite
 from .probes.grad_norm import GradNorm
@@ -117,6 +118,7 @@ def default_probes(
         Activations(structure.spots),
         AttentionLogit(),
         GradRowMax(watched),
+        EmbeddingRows(watched),
         RouterLoad(),
         FirstNonfinite(structure, watched),
         *([] if hardware is None else [HardwareProbe(hardware)]),

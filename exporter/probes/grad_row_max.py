@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor
 from trainwarden.exporter.measure import accumulation
 from trainwarden.exporter.probes.probe import Probe, Update
 from trainwarden.exporter.sheet import Capture, Reading
+from trainwarden.exporter.tables import table_of
 from trainwarden.exporter.watched import Watched, is_sharded
 from trainwarden.record import Value
 
-#: How the tables of positions are called.
-_POSITION = re.compile(r"(^|[._])(wpe|w?pos(ition)?s?)([._]|$)|position")
 #: What torch adds to a norm before it divides by it, when it clips.
 EPSILON = 1e-6
 
@@ -46,7 +44,7 @@ class GradRowMax(Probe):
                 largest = _unclipped(largest, capture, index)
             if update.grad_scale is not None:
                 largest = largest / update.grad_scale
-            table = "position" if _POSITION.search(self._watched.names[index]) else "token"
+            table = table_of(self._watched, index)
             update.sheet.add("grad_row", largest, table)
 
     def signals(self, reading: Reading) -> dict[str, Value]:

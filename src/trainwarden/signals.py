@@ -28,8 +28,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 #: How an attention logit was seen: a bound from norms, rows that were really sampled, or a kernel's log-sum-exp of each row.
 #: Never "the maximum".
 LOGIT_KINDS = ("bound", "sampled", "lse")
-#: The tables of an embedding.
-TABLES = ("token", "position")
+#: The tables of an embedding, and a head that is not tied to it.
+TABLES = ("token", "position", "head")
 
 #: Why a guard leaves an update out: the norm of its gradient is not finite, above a given limit, or far above its own median.
 SKIP_CAUSES = ("nonfinite", "limit", "surge")
@@ -78,6 +78,11 @@ class Signal:
     per: Cadence = "step"
     cumulative: bool = False
     probed: bool = True
+
+
+def _of_tables(name: str, text: str, reduce: Reduction = "max", unit: str = "rows") -> Signal:
+    """Return a signal of each table of tokens, which is looked at now and then."""
+    return Signal(name, unit, text, f"train_{name}", labels=("table",), reduce=reduce, per="cadence")
 
 
 def _of_blocks(name: str, text: str, reduce: Reduction = "max", unit: str = "1") -> Signal:
@@ -222,6 +227,18 @@ SIGNALS: tuple[Signal, ...] = (
         reduce="max",
         per="cadence",
     ),
+    _of_tables("embedding_rows_nonfinite", "Rows of a table of tokens that hold a number that is not finite."),
+    _of_tables(
+        "embedding_rows_long", "Rows of a table of tokens more than ten times longer than its median trained one."
+    ),
+    _of_tables(
+        "embedding_rows_lost", "Rows of a table of tokens that lost nine tenths of their norm since the last look."
+    ),
+    _of_tables("embedding_row_max", "Largest L2 norm of a finite row of a table of tokens.", unit="1"),
+    _of_tables(
+        "embedding_row_ratio", "Largest norm of a row of a table of tokens over the median trained one.", unit="1"
+    ),
+    _of_tables("embedding_row_argmax", "Token id of the longest finite row of a table of tokens.", "none", "1"),
     _of_blocks(
         "expert_share_max", "Share of choices that the most loaded expert gets, times their number; all: the largest."
     ),
