@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def kept(run: Run, incident: str = "run-0-5", **fields: Any) -> Path:
     run.step_until(copy.with_name(f"{copy.name}.json"))
     assert copy.is_dir(), run.exporter.notices
     return copy
+
+
+def trained_for(run: Run, seconds: float) -> None:
+    """Train for long enough that a request would have been seen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run.step()
 
 
 def test_a_request_leaves_a_whole_copy_of_one_steps_state_and_what_the_steps_before_it_ate(tmp_path: Path) -> None:
@@ -220,7 +228,8 @@ def test_a_forged_request_is_not_obeyed(tmp_path: Path, how: str) -> None:
             path.write_text(json.dumps(raw))
         else:
             path.write_bytes(path.read_bytes() + b"}")
-    run.step_until(ask(tmp_path, "true", plan_id="true").parent.parent / "quarantine" / "incident-true.json")
+    trained_for(run, 1.5)
+    kept(run, "true", plan_id="true")
     run.exporter.close()
     left = sorted(entry.name for entry in copy_of(tmp_path).parent.iterdir())
     assert left == ["incident-true", "incident-true.json"]
@@ -264,13 +273,17 @@ def test_a_request_that_is_repeated_is_done_once(tmp_path: Path) -> None:
     assert load(copy_of(tmp_path)).step == first
 
 
-def test_what_was_asked_of_an_earlier_start_is_not_saved_by_a_later_one(tmp_path: Path) -> None:
+def test_what_was_asked_of_an_earlier_start_is_not_saved_by_a_later_one_of_the_same_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWARDEN_ATTEMPT", "0")
     run = Run(tmp_path)
     run.step(5)
     ask(tmp_path)
     again = Run(tmp_path)
+    assert again.exporter.attempt == run.exporter.attempt == 0
     again.exporter.forensics(again.save)
-    again.step(5)
+    trained_for(again, 1.5)
     kept(again, "run-0-9", attempt=again.exporter.attempt)
     run.exporter.close()
     again.exporter.close()
