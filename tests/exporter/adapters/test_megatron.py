@@ -370,3 +370,32 @@ def test_the_example_runs_on_two_ranks_and_goes_on_where_it_was_when_it_is_calle
     first, second = events(runs, "start", "megatron-core")
     assert second.fields["resumed_from"]["path"].endswith(".megatron-core/iter_0000005")
     assert [len(event.fields["notices"]) for event in (first, second)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_training_thread_reads_no_value_of_a_tensor_that_megatron_does_not_read_itself(tmp_path: Path) -> None:
+    body = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Reads(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+def reads(precision, sharded, scale, watched):
+    loop = make(precision, sharded=sharded, loss_scale=scale)
+    exporter = watch(loop, "run") if watched else None
+    with Reads() as mode:
+        for _ in range(3):
+            loop.step(exporter)
+    if exporter is not None:
+        exporter.close()
+    return mode.count
+
+cases = (("fp32", False, 1.0), ("bf16", True, 1.0), ("fp16", False, 2.0**16), ("fp16", True, 2.0**60))
+say(reads=[[reads(*case, watched) for watched in (False, True)] for case in cases])
+"""
+    (said,) = watched(body, tmp_path)
+    assert all(alone == beside > 0 for alone, beside in said["reads"]), said["reads"]
