@@ -94,6 +94,11 @@ def main(arguments: list[str] | None = None) -> None:
             exporter.event("checkpoint", step=of_step, path=str(path.absolute()), deleted=True)  # trainwarden
             path.unlink()
 
+    def save_apart(folder: Path) -> None:
+        write(folder / "state.pt", step, model, optimizer, scheduler, loader)
+
+    exporter.forensics(save_apart)  # trainwarden: where a daemon asks for it, a copy of the damaged state
+
     for batch in loader:
         if step == scale.steps:
             break

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.demo_loop import demo_loop
 from tests.real import free_port, wait_until
 from trainwarden.demo.follow import Daemon, is_up
 from trainwarden.demo.processes import Process, start, trainwarden
@@ -97,3 +98,30 @@ def test_the_daemon_has_a_damaged_state_kept_and_the_suspect_step_is_made_again(
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "DIFFERS" not in replayed.stdout
     assert f"step {found.suspect_step:5} " in replayed.stdout
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_rollback_waits_until_the_damaged_state_is_kept_and_does_not_go_back_to_it(tmp_path: Path) -> None:
+    with demo_loop(tmp_path / "demo") as loop:
+        config = loop.layout.ops / "trainwarden.yml"
+        config.write_text(config.read_text().replace("mode: act", "mode: act\n  quarantine: true"))
+        loop.start_receiver()
+        loop.start_daemon()
+        loop.start_supervisor()
+        incident = loop.wait_until_recovered()
+        assert incident["state"] == "recovered", incident
+        assert loop.rollbacks() == 1
+        [copy] = [path for path in loop.run.quarantine_folder.glob("incident-*") if path.is_dir()]
+        found = load(copy)
+        assert found.positions.incident == incident["id"]
+        assert found.positions.attempt == 0
+        assert incident["onset_step"] == found.suspect_step <= found.step <= loop.step(0)
+        rollback = next(plan for plan in loop.run.read_plans()[0] if plan.action == "rollback")
+        assert rollback.target is not None
+        assert rollback.target == found.last_good
+        [start] = loop.of_kind("start", 1)
+        assert start.fields["resumed_from"]["path"] == rollback.target.path
+        [told] = [event for event in loop.of_kind("checkpoint", 0) if event.fields.get("quarantined")]
+        assert told.step == found.step
+        assert "complete" not in told.fields

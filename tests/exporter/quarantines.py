@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,19 @@ class Run:
             return path.exists()
 
         wait_until(stepped, 30, what=f"{path} is there", every=0.002)
+
+
+def kept(run: Run, incident: str = "run-0-5", **fields: Any) -> Path:
+    """Ask a run for a copy, train until there is one, and return it."""
+    ask(run.folder, incident, **fields)
+    copy = copy_of(run.folder, incident)
+    run.step_until(copy.with_name(f"{copy.name}.json"))
+    assert copy.is_dir(), run.exporter.notices
+    return copy
+
+
+def trained_for(run: Run, seconds: float) -> None:
+    """Train for long enough that a request would have been seen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run.step()

@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.exporter.quarantines import Run, ask, copy_of, good, outcome
+from tests.exporter.quarantines import Run, ask, copy_of, good, kept, outcome, trained_for
 from tests.exporter.runs import events, lines
 from tests.exporter.seams import Watch
 from tests.real import wait_until
@@ -27,22 +26,6 @@ from trainwarden.record import Step
 from trainwarden.runfolder import RunFolder, in_quarantine
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def kept(run: Run, incident: str = "run-0-5", **fields: Any) -> Path:
-    """Ask a run for a copy, train until there is one, and return it."""
-    ask(run.folder, incident, **fields)
-    copy = copy_of(run.folder, incident)
-    run.step_until(copy.with_name(f"{copy.name}.json"))
-    assert copy.is_dir(), run.exporter.notices
-    return copy
-
-
-def trained_for(run: Run, seconds: float) -> None:
-    """Train for long enough that a request would have been seen."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        run.step()
 
 
 def test_a_request_leaves_a_whole_copy_of_one_steps_state_and_what_the_steps_before_it_ate(tmp_path: Path) -> None:
