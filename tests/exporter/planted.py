@@ -63,6 +63,24 @@ class Masked(Faulty):
         return scores.softmax(-1) * 1e-3
 
 
+class MaskMaker(nn.Module):
+    """A module of its own that gives a mask of -Inf, and holds no parameter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).masked_fill(torch.arange(x.shape[-1]) % 2 == 0, -math.inf)
+
+
+class MaskedByModule(Faulty):
+    """Infinities that do no harm, and that a module gives back."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.mask = MaskMaker()
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.mask(x)).softmax(-1) * 1e-3
+
+
 def line_of(kind: type[Faulty]) -> str:
     """Return ``file:line`` of the line that makes the fault, as an event says it from where the tests run."""
     lines, first = inspect.getsourcelines(kind)

@@ -18,6 +18,7 @@ from tests.exporter.planted import (
     InfinityTimesNothing,
     LogOfNegative,
     Masked,
+    MaskedByModule,
     Overflowing,
     RootAtZero,
     line_of,
@@ -110,11 +111,23 @@ def test_scores_that_leave_the_range_of_float16_are_named_and_not_the_softmax_be
     assert fields["group"] == "attention"
 
 
-def test_infinities_that_a_softmax_takes_away_again_are_no_finding(tmp_path: Path) -> None:
-    model, fault = planted(Masked)
+@pytest.mark.parametrize("kind", [Masked, MaskedByModule])
+def test_infinities_that_a_softmax_takes_away_again_are_no_finding(tmp_path: Path, kind: type[Faulty]) -> None:
+    model, fault = planted(kind)
     told = looked(tmp_path, model, each=switched(fault, 3))
     assert [event.fields["state"] for event in told] == ["begun", "ended"]
     assert told[-1].fields["nonfinite"] == 0
+
+
+def test_a_module_that_gives_a_mask_is_not_taken_for_the_one_behind_it_whose_output_is_really_wrong(
+    tmp_path: Path,
+) -> None:
+    model, mask = planted(MaskedByModule)
+    mask.on = True
+    layer: Any = model.h[2]
+    layer.mlp[1] = LogOfNegative(layer.mlp[1])
+    fields = found(looked(tmp_path, model, each=switched(layer.mlp[1], 3))).fields
+    assert (fields["module"], fields["op"], fields["at"]) == ("h.2.mlp.1", "log", line_of(LogOfNegative))
 
 
 def test_a_loss_that_is_not_finite_over_finite_modules_is_the_loss_with_its_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -311,10 +312,28 @@ def test_evaluations_and_other_models_are_not_looked_at(tmp_path: Path) -> None:
             loss_on(model, batch(step))
         with exporter.phase("evaluation"):
             loss_on(model, batch(step))
+        model.eval()
+        loss_on(model, batch(step))  # with gradients, and none goes back through it
+        model.train()
         fault.on = False
         step_of(model, exporter, optimizer, step)
     steps(exporter, tmp_path)
     assert [event.fields["state"] for event in events(tmp_path, "anomaly")] == ["begun", "ended"]
+    (file,) = tmp_path.rglob("anomaly.jsonl")
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {one["elements"] for one in told if (one["what"], one.get("name")) == ("output", "h.1")} == {2 * 12 * 16}
+
+
+def test_a_model_that_is_trained_in_evaluation_mode_is_looked_at(tmp_path: Path) -> None:
+    model, fault = planted(LogOfNegative)
+    model.eval()
+    exporter, optimizer = begun(tmp_path, model, anomaly=(1, 2))
+    for step in (1, 2):
+        fault.on = step == 2
+        step_of(model, exporter, optimizer, step)
+    steps(exporter, tmp_path)
+    (found,) = [event for event in events(tmp_path, "anomaly") if event.fields["state"] == "found"]
+    assert (found.step, found.fields["op"]) == (2, "log")
 
 
 def test_a_copy_of_the_model_made_meanwhile_is_not_looked_at_and_carries_nothing(tmp_path: Path) -> None:

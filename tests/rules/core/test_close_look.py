@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from tests.rules.core.runs import BEGIN, Attempt, acting, core, dirty, not_a_number, only, plan_in, shifted, under
+from tests.rules.core.made_up_facts import facts
+from tests.rules.core.runs import (
+    BEGIN,
+    Attempt,
+    acting,
+    core,
+    dirty,
+    not_a_number,
+    only,
+    plan_in,
+    shifted,
+    spike,
+    under,
+)
 from trainwarden.plan import CloseLook, check_plan
 from trainwarden.record import Event, Step
+from trainwarden.rules.core.broken import Broken
 from trainwarden.rules.core.feed import dump, load
+from trainwarden.rules.core.planning import close_look
 from trainwarden.rules.report.words import decision
 
 FOUND = {
@@ -71,6 +86,18 @@ def test_other_causes_have_nothing_looked_at(change: Any) -> None:
     plans = [plan_in(one) for one in played.incidents if one["plan"] is not None]
     assert plans
     assert all(plan.anomaly is None and "anomaly" not in plan.reasons for plan in plans)
+
+
+def test_only_a_numeric_cause_with_something_that_was_not_finite_has_steps_looked_at_and_none_before_the_target() -> (
+    None
+):
+    broke, spiked = facts(not_a_number(301)), facts(spike({301: 3.0}))
+    assert close_look(broke, "numeric", 250) == CloseLook(first_step=299, steps=13)
+    assert close_look(broke, "numeric", 300) == CloseLook(first_step=301, steps=11)
+    assert close_look(broke, "data", 250) is None
+    assert close_look(spiked, "numeric", 250) is None
+    named = replace(spiked, broken=(Broken(301, 0, "h.3.mlp", "backward"),))
+    assert close_look(named, "numeric", 250) == CloseLook(first_step=299, steps=13)
 
 
 def test_what_the_look_found_is_the_evidence_of_the_incident_and_stands_in_its_summary() -> None:
