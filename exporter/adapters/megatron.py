@@ -8,6 +8,7 @@ say which rank's copy counts. Nothing here issues a collective or raises into th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from trainwarden.exporter.drain import Call
 from trainwarden.exporter.exporter import Exporter
+from trainwarden.exporter.hooks import clipping
 from trainwarden.exporter.loader.counted import CountedSamples
 from trainwarden.exporter.watched import Told
 from trainwarden.names import own_name
@@ -261,9 +263,13 @@ class MegatronExporter(Exporter):
         found_inf = original(*args, **kwargs)
         parts = self._live()
         if parts is not None and not found_inf:
-            groups = [group for one in self._each for group in one.optimizer.param_groups]
-            parts.observer.gradients_ready([parameter for group in groups for parameter in group["params"]])
+            parts.observer.gradients_ready(self._updated())
         return found_inf
+
+    def _updated(self) -> list[Tensor]:
+        """Return the tensors that the inner optimizers update."""
+        groups = [group for one in self._each for group in one.optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
     def _normed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         total = original(*args, **kwargs)
@@ -271,7 +277,15 @@ class MegatronExporter(Exporter):
         if parts is not None and total is not None:
             limit = self._megatron.config.clip_grad
             parts.observer.norm_taken(total, limit if limit > 0 else None)
+            self._quietly("a norm", self._tell_guards, total, limit if limit > 0 else math.inf, parts.observer)
         return total
+
+    def _tell_guards(self, total: Any, limit: float, observer: Any) -> None:
+        updated = [parameter for parameter in self._updated() if parameter.grad is not None]
+        if updated:
+            place = updated[0].grad.device  # type: ignore[union-attr]
+            known = total if isinstance(total, Tensor) else torch.full((), total, dtype=torch.float64, device=place)
+            clipping.clipped_elsewhere(updated, limit, known, observer)
 
     def _stepped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         scaler = self._scaler()

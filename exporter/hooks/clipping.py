@@ -12,7 +12,7 @@ total is then the same bits that torch returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -64,6 +64,13 @@ def forget(listener: ClipListener) -> None:
     _listeners.discard(listener)
     if not _listeners:
         _replaced.give_back()
+
+
+def clipped_elsewhere(parameters: Sequence[Tensor], max_norm: float, total: Tensor, knows: Any) -> None:
+    """Tell of a trainer that clips by functions of its own, all but the one that ``knows``. ``total`` is the same on all ranks."""
+    for listener in list(_listeners):
+        if listener is not knows:
+            listener.clipping(list(parameters), max_norm, total)
 
 
 def _install() -> None:

@@ -399,3 +399,33 @@ say(reads=[[reads(*case, watched) for watched in (False, True)] for case in case
 """
     (said,) = watched(body, tmp_path)
     assert all(alone == beside > 0 for alone, beside in said["reads"]), said["reads"]
+
+
+@pytest.mark.slow
+def test_a_guard_judges_by_the_norm_before_megatron_clips_and_leaves_weights_as_they_were(tmp_path: Path) -> None:
+    body = """
+from trainwarden.exporter.guard import Guard
+
+limit = 1.45
+loop = make("bf16", tensor=world, sharded=world > 1)
+exporter = watch(loop, f"run-{world}")
+guard = Guard(exporter, limit=limit, same_norm=True)
+changed = []
+for _ in range(8):
+    before = [parameter.detach().clone() for parameter in loop.model[0].parameters()]
+    loop.step(exporter)
+    after = loop.model[0].parameters()
+    changed.append(not all(torch.equal(one, two) for one, two in zip(before, after, strict=True)))
+exporter.close()
+say(steps=loop.steps, changed=changed)
+"""
+    for world in (1, 2):
+        for rank, said in enumerate(watched(body, tmp_path, world)):
+            found = records(tmp_path, rank, f"run-{world}")
+            refused = [step["norm"] > 1.45 for step in said["steps"]]  # clipped, all of them are at most 1.0
+            assert True in refused, said["steps"]
+            assert False in refused, said["steps"]
+            assert [record.value("grad_norm", "all") for record in found] == [step["norm"] for step in said["steps"]]
+            assert [record.value("guard_skipped_steps", "limit") for record in found] == [float(one) for one in refused]
+            moved = [step["lr"] > 0 and not no for step, no in zip(said["steps"], refused, strict=True)]
+            assert said["changed"] == moved
