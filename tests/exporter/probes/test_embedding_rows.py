@@ -121,7 +121,7 @@ def test_rows_that_are_far_too_long_or_suddenly_gone_are_named_the_worst_first(t
 
 
 def test_tokens_that_never_were_in_the_data_are_no_damage_and_no_measure(tmp_path: Path) -> None:
-    model = Tokens()
+    model = Tokens(vocabulary=100)  # most of it is not in the data
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, weight_decay=10.0)
 
     def hold(step: int) -> None:
