@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -17,7 +18,7 @@ MOST, BEFORE = 64, 1000
 #: Steps around an onset within which an error may be what began it: it strikes at once, and its event is written behind the last step.
 CLOSE = 20
 #: What an error speaks for, and how much it weighs for the hardware. A program's own fault looks alike on any device (XID 13, 31).
-WEIGHTS: Mapping[str, float] = {"device": 0.6, "unclear": 0.3, "program": 0.1}
+WEIGHTS: Mapping[str, float] = MappingProxyType({"device": 0.6, "unclear": 0.3, "program": 0.1})
 #: The weight of an error after which a device is not to be trusted, and the share of any that is left where it is not close.
 FAULT, FAR = 0.85, 0.4
 
