@@ -6,6 +6,7 @@ a block: with one rank nothing is looked at, and a record at which nothing stand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec import field as stored
 
-from . import ranks_apart, ranks_told
+from . import ranks_apart, ranks_few, ranks_told
 from .block import Block, Bools, Floats
 from .ranks_apart import Kept, Named, middle, unlike
 
@@ -59,7 +60,8 @@ class RankWatch(Struct):
 
     ``same``: records in a row in which all ranks' own losses were one number. ``agreed`` and ``scattered``: records in which the
     ranks' gradient norms were one number on all of them, and on no most of them. ``said``: they were scattered from the start.
-    ``lead`` and ``leads``: by how much the highest loss usually lies above the middle, from so many records.
+    ``lead`` and ``leads``: by how much the highest loss usually lies above the middle, from so many records. ``past``: what the losses
+    of few ranks usually are, and ``alone`` the one of them that left it in the newest record.
     """
 
     marks: list[Mark] = stored(default_factory=list)
@@ -69,6 +71,8 @@ class RankWatch(Struct):
     said: bool = False
     lead: float = 0.0
     leads: int = 0
+    past: dict[int, ranks_few.Past] = stored(default_factory=dict)
+    alone: int | None = None
     apart: Kept = stored(default_factory=Kept)
 
 
@@ -113,6 +117,7 @@ class Rows:
     scattered: Bools | None = None
     leads: Floats | None = None
     apart: ranks_apart.Seen | None = None
+    few: tuple[Block, list[int], Floats] | None = None  #: losses (ranks, n), where two or three ranks have one
 
 
 def scan(block: Block) -> Rows | None:
@@ -123,11 +128,14 @@ def scan(block: Block) -> Rows | None:
     if not block.ranks and not block.stats:
         return None
     marks: dict[int, list[Mark]] = {}
-    same = agree = scattered = leads = None
+    same = agree = scattered = leads = few = None
     ranks, losses = _table(block, ("rank_loss", "loss"))
     if len(ranks) >= RANKS_OF_BAD:
         same = _same(block, losses)
         leads = _mark_high(block, "loss", ranks, losses, marks)
+        known = (~np.isnan(losses)).sum(axis=0)
+        if ((known >= ranks_few.FEWEST) & (known <= ranks_few.MOST)).any():
+            few = (block, ranks, losses)
     told_losses = ranks_told.losses(block, len(ranks), SAME)
     if told_losses is not None:
         same, leads = told_losses.one, told_losses.lead
@@ -143,7 +151,7 @@ def scan(block: Block) -> Rows | None:
     if told_norms is not None:
         agree, scattered = told_norms.agree, np.zeros_like(told_norms.agree)
         _mark_told_norms(block, told_norms, marks)
-    return Rows(len(block), marks, same, agree, scattered, leads, ranks_apart.scan(block))
+    return Rows(len(block), marks, same, agree, scattered, leads, ranks_apart.scan(block), few)
 
 
 def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
@@ -155,9 +163,11 @@ def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
         ranks_apart.advance(watch.apart, rows.apart, first, end)
     small = _learn_leads(watch, rows.leads[first:end]) if rows.leads is not None else set()
     found: list[Mark] = []
-    for row in sorted(row for row in rows.marks if first <= row < end):
+    alone = _alone(watch, rows, first, end)
+    for row in sorted({*(row for row in rows.marks if first <= row < end), *alone}):
+        found += alone.get(row, ())
         agreed = watch.agreed + (0 if rows.agree is None else int(rows.agree[first:row].sum()))
-        kept = [mark for mark in rows.marks[row] if mark.kind != "loss" or row - first not in small]
+        kept = [mark for mark in rows.marks.get(row, ()) if mark.kind != "loss" or row - first not in small]
         found += [mark for mark in kept if mark.ranks or agreed >= AGREED]
     if rows.agree is not None and rows.scattered is not None:
         _look_at_scope(watch, rows.agree[first:end], rows.scattered[first:end])
@@ -165,6 +175,26 @@ def advance(watch: RankWatch, rows: Rows, first: int, end: int) -> list[Mark]:
         watch.scattered += int(rows.scattered[first:end].sum())
     if found:
         watch.marks = [*watch.marks, *found][-REMEMBERED:]
+    return found
+
+
+def _alone(watch: RankWatch, rows: Rows, first: int, end: int) -> dict[int, list[Mark]]:
+    """Return, by row, the rank of two or three whose loss alone left its own past twice in a row; and learn what is usual of each."""
+    found: dict[int, list[Mark]] = {}
+    if rows.few is None:
+        return found
+    block, ranks, losses = rows.few
+    for row, column in enumerate(losses[:, first:end].T.tolist(), start=first):
+        known = [place for place, value in enumerate(column) if math.isfinite(value)]
+        if not ranks_few.FEWEST <= len(known) <= ranks_few.MOST:
+            continue
+        pasts = [watch.past.setdefault(ranks[place], ranks_few.Past()) for place in known]
+        answer = ranks_few.alone(pasts, [column[place] for place in known])
+        before, watch.alone = watch.alone, None
+        if answer is not None and answer[1] > ranks_few.LEAVES:
+            watch.alone = ranks[known[answer[0]]]
+            if watch.alone == before:
+                found[row] = [Mark(int(block.step[row]), "loss", [before], unlike(block, row, [before]))]
     return found
 
 

@@ -177,9 +177,11 @@ def unlike(block: Block, row: int, ranks: Sequence[int]) -> str:
         for (signal, rank), column in block.ranks.items():
             if signal == name and column.present[row] and np.isfinite(column.values[row]):
                 (mine if rank in ranks else others).append(float(column.values[row]))
-        if not mine or len(others) < 2:
+        if not mine or not others:
             continue
         low, high = min(others), max(others)
+        if len(others) == 1:  # which tells nothing of how much batches differ anyway
+            factor *= factor
         worst = max(mine, key=lambda value: max(value - high, low - value))
         beyond = worst > high + (high - low) or worst < low - (high - low)
         if beyond and (worst > factor * high or worst * factor < low):

@@ -1,4 +1,4 @@
-"""Real runs of four processes, then what is judged from their journals: who was fed junk or another's samples, whose memory failed; nobody else."""
+"""Real runs of four processes and of two, then what is judged from their journals: who was fed junk or another's samples, whose memory failed; nobody else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 kind = os.environ["KIND"]
 if kind == "fsdp":
     from torch.distributed.fsdp import fully_shard
-VOCABULARY, LENGTH, ROWS, VICTIM = 512, 25, 8, 2
+VOCABULARY, LENGTH, ROWS, VICTIM = 512, 25, 8, world // 2
 
 class Tiny(nn.Module):
     def __init__(self):
@@ -50,8 +50,10 @@ def sentences(step, of):
 
 def batch(step, fault, at):
     chance = torch.Generator().manual_seed(step)
-    if rank != VICTIM or step < at:
+    if (rank != VICTIM and fault != "random for all") or step < at:
         return sentences(step, rank)
+    if fault == "random for all":
+        return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=chance.manual_seed(2 * step + rank))
     if fault == "random":
         return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=chance)
     if fault == "repeated":
@@ -106,6 +108,25 @@ CASES: dict[str, dict[str, tuple[str, int, int]]] = {
         "healthy": ("", 0, 200),
     },
 }
+
+
+#: The same with two ranks.
+OF_TWO: dict[str, tuple[str, int, int]] = {
+    "random": ("random", 90, 110),
+    "repeated": ("repeated", 90, 110),
+    "all": ("random for all", 90, 110),
+    "healthy": ("", 0, 200),
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train all cases of two ranks; return where their journals lie."""
+    folder = tmp_path_factory.mktemp("two")
+    said = {"KIND": "ddp", "CASES": json.dumps(OF_TWO)}
+    for ended in run(BODY, folder, world=2, environment=said, seconds=600):
+        assert ended.said == {name: [] for name in OF_TWO}
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +193,22 @@ def test_over_some_hundreds_of_healthy_steps_no_rank_is_named(runs: dict[str, Pa
     incidents = judged(runs[kind], "healthy")
     assert [one for one in incidents if one["severity"] != "info"] == []
     assert [one["scope"]["ranks"] for one in incidents if one["scope"]["ranks"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["random", "repeated"])
+def test_of_two_ranks_the_one_that_is_fed_junk_is_named_within_two_steps(two: Path, fault: str) -> None:
+    _, at, _ = OF_TWO[fault]
+    incident = by_rule(judged(two, fault), "TrainingRankApart")
+    assert incident["scope"]["ranks"] == [1]
+    assert at <= incident["opened_step"] <= at + 2
+    assert incident["cause"]["name"] in (("data",) if fault == "repeated" else ("data", "undetermined"))
+
+
+@pytest.mark.slow
+def test_of_two_ranks_that_are_both_fed_junk_or_both_sound_none_is_named(two: Path) -> None:
+    for name in ("all", "healthy"):
+        incidents = judged(two, name)
+        assert [one["scope"]["ranks"] for one in incidents if one["scope"]["ranks"]] == [], name
+        assert [one for one in incidents if one["severity"] != "info"] == [] or name == "all"
+    assert judged(two, "all")

@@ -55,6 +55,7 @@ EXPRESSIONS = (
     "max_over(loss by rank) - median_over(loss by rank) > 0.3",
     "twins(loss by rank) > 0",
     "disagree(loss by rank) > 0",
+    "alone(loss by rank) > 0.5",
     "uneven(loss by rank) > 1.2 and ahead(loss by rank, beta=0.9) > 1.1",
     "nonfinite > 0",
     "update_ratio > 1 and update_ratio > mean(update_ratio[40])",

@@ -13,6 +13,7 @@ from .clock import FUNCTIONS as CLOCK
 from .counting import FUNCTIONS as COUNTING
 from .cycles import FUNCTIONS as CYCLES
 from .elementary import FUNCTIONS as ELEMENTARY
+from .few import FUNCTIONS as FEW
 from .moments import FUNCTIONS as MOMENTS
 from .order import FUNCTIONS as ORDER
 from .presence import FUNCTIONS as PRESENCE
@@ -36,6 +37,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             COUNTING,
             CYCLES,
             ELEMENTARY,
+            FEW,
             MOMENTS,
             ORDER,
             PRESENCE,
