@@ -81,6 +81,25 @@ class MaskedByModule(Faulty):
         return (x + self.mask(x)).softmax(-1) * 1e-3
 
 
+class Growing(nn.Module):
+    """Gives +Inf."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x.detach() + 1000.0)
+
+
+class Divided(Faulty):
+    """An infinity that does no harm, as it is divided by."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.grow = Growing()
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = 1.0 / self.grow(x)
+        return found
+
+
 def line_of(kind: type[Faulty]) -> str:
     """Return ``file:line`` of the line that makes the fault, as an event says it from where the tests run."""
     lines, first = inspect.getsourcelines(kind)

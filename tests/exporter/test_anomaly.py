@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.exporter.gpt import batch, gpt, loss_on
 from tests.exporter.planted import (
+    Divided,
     Faulty,
     InfinityTimesNothing,
     LogOfNegative,
@@ -111,8 +112,8 @@ def test_scores_that_leave_the_range_of_float16_are_named_and_not_the_softmax_be
     assert fields["group"] == "attention"
 
 
-@pytest.mark.parametrize("kind", [Masked, MaskedByModule])
-def test_infinities_that_a_softmax_takes_away_again_are_no_finding(tmp_path: Path, kind: type[Faulty]) -> None:
+@pytest.mark.parametrize("kind", [Masked, MaskedByModule, Divided])
+def test_infinities_that_a_later_operation_takes_away_are_no_finding(tmp_path: Path, kind: type[Faulty]) -> None:
     model, fault = planted(kind)
     told = looked(tmp_path, model, each=switched(fault, 3))
     assert [event.fields["state"] for event in told] == ["begun", "ended"]
