@@ -171,6 +171,15 @@ def test_acting_without_a_receiver_is_warned_of(mode: str) -> None:
     assert read_config("sources: [{folder: x}]\n", "t.yml", Path()).warnings() == []
 
 
+def test_a_copy_of_the_damaged_state_that_nobody_can_be_asked_for_is_warned_of() -> None:
+    asked = "sources: [{folder: x}]\npolicy: {quarantine: true}\n"
+    assert read_config(asked, "t.yml", Path()).warnings() == [
+        "policy.quarantine: true without a receiver: no trainer can be asked for its state; configure receiver"
+    ]
+    receiver = "receiver: {url: 'http://127.0.0.1:1/webhook', secret_file: x}\n"
+    assert read_config(asked + receiver, "t.yml", Path()).warnings() == []
+
+
 def test_approval_that_nobody_can_give_is_warned_of() -> None:
     text = "sources: [{folder: x}]\nreceiver: {url: 'http://127.0.0.1:1/webhook', secret_file: x}\n"
     config = read_config(text, "t.yml", Path(), {"mode": "approve"})
