@@ -113,7 +113,7 @@ def decision(row: dict[str, Any]) -> str:
     target = plan.get("target") if isinstance(plan.get("target"), dict) else {}
     assert isinstance(target, dict)
     if action == "none":
-        says = "No action was decided."
+        says = f"No action was decided: {_why_none(row)}."
     elif action == "rollback":
         says = "Decided: roll back"
         if target.get("step") is not None:
@@ -132,8 +132,48 @@ def decision(row: dict[str, Any]) -> str:
         says = f"Decided: {action.replace('_', ' ')}."
     held = row.get("held_by")
     if held and action not in ("none", "escalate"):
-        says += f" Held back by: {str(held).replace('_', ' ')}."
+        name = str(held)
+        says += f" Held back ({name.replace('_', ' ')}): {HELD.get(name, name.replace('_', ' '))}."
     return says
+
+
+#: What keeps a decision from being made or carried out, in words; see ``Decision.held_by`` and the gates.
+HELD = {
+    "warm_up": "nothing is done within the attempt's warm-up",
+    "cool_down": "the last rollback is too recent",
+    "mode": "the policy is to observe only",
+    "approval": "a person must approve it",
+    "no_receiver": "there is no receiver that could carry it out",
+    "silenced": "a silence covers it",
+    "start_ended": "the start that it is about has ended",
+    "not_live": "the records come from a file, of a run that nobody polls",
+    "unauthenticated": "its source is not authenticated",
+    "not_allowed": "its source may not be acted upon",
+    "catching_up": "not all records are read yet",
+    "stale": "the newest record is too old to act on",
+    "evidence": "a copy of the damaged state is being made",
+}
+#: Verdicts of which a person mends the cause, by what they say.
+TO_MEND = {
+    "mismatch": "two numbers that must agree do not, which going back does not mend",
+    "stall": "a run that stands still has no state to go back from",
+}
+
+
+def _why_none(row: dict[str, Any]) -> str:
+    """Return why the policy wants nothing: only what persists justifies going back (see :mod:`trainwarden.rules.core.policy`)."""
+    held, state, verdict = str(row.get("held_by") or ""), str(row.get("state") or ""), str(row.get("verdict") or "")
+    if held in HELD:
+        return HELD[held]
+    if row.get("severity") == "info":
+        return "it only informs"
+    if state == "recovered":
+        return "it was over before it had persisted for as long as a rollback takes to be worth it"
+    if state == "dismissed":
+        return "it was dismissed"
+    if verdict in TO_MEND:
+        return TO_MEND[verdict]
+    return "no loss that stays high, no numbers that stay broken and no dirt that does not end: nothing else is worth a rollback"
 
 
 def _changes(plan: dict[str, Any]) -> list[str]:
@@ -151,7 +191,9 @@ def _changes(plan: dict[str, Any]) -> list[str]:
         found.append(f"warm up over {whole(plan['rewarmup_steps'])} steps")
     look = plan.get("anomaly")
     if isinstance(look, dict) and isinstance(look.get("first_step"), int) and isinstance(look.get("steps"), int):
-        found.append(f"look closely at steps {step(look['first_step'])} to {step(look['first_step'] + look['steps'] - 1)}")
+        found.append(
+            f"look closely at steps {step(look['first_step'])} to {step(look['first_step'] + look['steps'] - 1)}"
+        )
     if plan.get("exclude_hosts"):
         found.append(f"leave out {', '.join(map(str, plan['exclude_hosts']))}")
     return found

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.rules.report.drawn import incident
+from trainwarden.rules.core import gates, policy
 from trainwarden.rules.report.marks import bad_until
-from trainwarden.rules.report.words import graver, sentence
+from trainwarden.rules.report.words import HELD, decision, graver, sentence
 
 
 @pytest.mark.parametrize("verdict", ["outlier", "transient_spike", "slow_recovery"])
@@ -39,3 +44,39 @@ def test_an_outlier_long_before_a_graver_incident_was_not_its_beginning() -> Non
     assert graver(shortly, [shortly, worse]) is worse
     coarse = incident(600, verdict="outlier", severity="info", closed_step=900, onset_uncertainty=100)
     assert graver(coarse, [coarse, worse]) is worse
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"severity": "info"}, "No action was decided: it only informs."),
+        ({"held_by": "warm_up"}, "No action was decided: nothing is done within the attempt's warm-up."),
+        ({"held_by": "cool_down"}, "No action was decided: the last rollback is too recent."),
+        ({"state": "recovered"}, "before it had persisted"),
+        ({"state": "dismissed"}, "it was dismissed"),
+        ({"verdict": "mismatch", "state": "watching"}, "which going back does not mend"),
+        ({"state": "inconclusive", "verdict": "drift"}, "nothing else is worth a rollback"),
+    ],
+)
+def test_where_no_action_was_decided_the_reason_is_said(told: dict[str, Any], says: str) -> None:
+    assert says in decision({"severity": "critical", "action": "none", **told})
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ("mode", "the policy is to observe only"),
+        ("no_receiver", "there is no receiver"),
+        ("approval", "a person must approve it"),
+    ],
+)
+def test_what_holds_a_decision_back_is_said_in_words_with_its_name(held: str, says: str) -> None:
+    found = decision({"action": "rollback", "held_by": held, "plan": {}})
+    assert f"Held back ({held.replace('_', ' ')}): {says}" in found
+
+
+def test_every_gate_and_every_hold_of_the_policy_has_its_words() -> None:
+    sources = [Path(str(module.__file__)).read_text() for module in (gates, policy)]
+    named = {name for text in sources for name in re.findall(r'(?:return|held_by=) ?"([a-z_]+)"', text)}
+    assert {"mode", "stale", "warm_up", "cool_down"} <= named
+    assert named <= set(HELD)
