@@ -86,7 +86,11 @@ class Routers:
 
     def __init__(self, model: nn.Module, structure: Structure, notices: Notices) -> None:
         self._notices = notices
-        self.routers = find_routers(model, structure)
+        self.routers: list[Router] = []
+        try:
+            self.routers = find_routers(model, structure)
+        except Exception as error:  # somebody's module that answers oddly costs its routers alone
+            notices.fault("finding routers", error)
         self._layers = [Layer(router.label, router.experts, router.chosen, router) for router in self.routers]
         self._named = {name: router.number for router in self.routers for name in (router.name, router.label)}
         self._passes: Passes | None = None

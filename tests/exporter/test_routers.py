@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.exporter.runs import steps, watch
+from tests.exporter.runs import lines, steps, watch
 from trainwarden.exporter.blocks import find
 from trainwarden.exporter.experts import find_routers
 from trainwarden.exporter.routers import DEAD_AFTER
@@ -430,6 +430,28 @@ def test_what_looks_like_a_router_and_is_none_is_left_alone() -> None:
 
     model = nn.ModuleDict({"mlp": Gated(), "shared_expert_gate": nn.Linear(8, 1)})
     assert find_routers(model, find(model)) == []
+
+
+def test_a_module_that_answers_oddly_costs_its_routers_alone(tmp_path: Path) -> None:
+    class Odd(nn.Linear):
+        @property
+        def num_experts(self) -> int:
+            raise RuntimeError("not built yet")
+
+    model = Model()
+    model.layers[1].moe.router = Odd(8, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exporter = watch(model, optimizer, tmp_path, cadence=1)
+    loss = loss_on(model, ids_of(1))
+    loss.backward()
+    optimizer.step()
+    exporter.step(loss)
+    exporter.close()
+    (notice,) = exporter.notices
+    assert "finding routers" in notice
+    (record,) = [line for line in lines(tmp_path) if isinstance(line, Step)]
+    assert "router_z" not in record.signals
+    assert record.value("block_rms", "1") is not None
 
 
 def test_on_meta_no_value_is_read(tmp_path: Path) -> None:
