@@ -6,6 +6,7 @@ those of a step are. May be called from any thread: asynchronous saves end where
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainwarden.record import Event
+from trainwarden.record import EVENT_KINDS, Event
 
 from .drain import Drain, Fetch, Happened
 from .measure import norms
@@ -24,6 +25,11 @@ from .sheet import Sheet
 from .staging import Staging
 from .watched import Watched, as_numbers
 
+#: Kinds of events that mean something to whoever reads the records, a rank's failures among them.
+MEANT = (*EVENT_KINDS, "phase", "error", "failure", "fault", "crash")
+#: How alike two words are that are taken for one (difflib's ratio: "state" is a word of its own beside "stage", 0.8), and kinds of a
+#: trainer's own that are remembered as looked at.
+ALIKE, LOOKED_AT = 0.85, 256
 #: The largest number of a step.
 LARGEST = 2**63 - 1
 
@@ -37,6 +43,7 @@ class Reports:
         self._watched = watched
         self._notices = notices
         self._early: list[Happened] | None = []
+        self._own_kinds: set[str] = set()
         self._ended = False
 
     def begin(self, fields: dict[str, Any], step: int) -> None:
@@ -54,6 +61,7 @@ class Reports:
 
     def event(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         """Record an event; a field that is a tensor with one element becomes its value."""
+        self._look_at_kind(str(kind))
         late: dict[str, Any] = {}
         sheet = Sheet()
         plain: dict[str, Any] = {}
@@ -65,6 +73,17 @@ class Reports:
         with torch.no_grad():
             self._fetch(sheet, lambda values: late.update({name: float(v[0]) for name, v in values.items()}))
         self._put(str(kind), step, plain, late)
+
+    def _look_at_kind(self, kind: str) -> None:
+        """Say once that a word of the trainer's own may be meant for one that is known. It is recorded as it is."""
+        if kind in MEANT or kind in self._own_kinds or len(self._own_kinds) >= LOOKED_AT:
+            return
+        self._own_kinds.add(kind)
+        word = kind[:40].strip().lower().replace("-", "_").replace(" ", "_")
+        near = difflib.get_close_matches(word, MEANT, n=1, cutoff=ALIKE)
+        if near:
+            says = f"an event of the kind {kind[:40]!r} is recorded, and means nothing to the rules: did you mean {near[0]!r}?"
+            self._notices.say(f"kind of event {kind[:40]}", says)
 
     def checkpoint(self, step: int, path: str | os.PathLike[str], future: Any, finite: bool | None) -> None:
         """Record that a checkpoint is complete, now or when ``future`` is done."""

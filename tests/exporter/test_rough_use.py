@@ -113,6 +113,51 @@ def test_an_event_at_a_step_that_is_no_number_is_kept_and_its_journal_stays_read
     assert len(exporter.notices) == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        ("chekpoint", "checkpoint"),
+        ("mixure", "mixture"),
+        ("lr-phase", "lr_phase"),
+        ("Batch Size", "batch_size"),
+        ("falure", "failure"),
+    ],
+)
+def test_a_misspelt_kind_of_event_is_said_once_with_the_one_that_may_be_meant(
+    tmp_path: Path, kind: str, meant: str
+) -> None:
+    _, _, exporter = begun(tmp_path)
+    for step in (1, 2):
+        exporter.event(kind, step=step)
+        exporter.step(1.0)
+    exporter.close()
+    assert [notice for notice in exporter.notices if f"did you mean {meant!r}?" in notice] == exporter.notices
+    assert len(exporter.notices) == 1
+    assert [event.step for event in events(tmp_path, kind)] == [1, 2]  # and recorded as it was told
+
+
+def test_kinds_of_events_that_are_known_or_a_trainers_own_are_taken_without_a_word(tmp_path: Path) -> None:
+    _, _, exporter = begun(tmp_path)
+    kinds = [
+        "checkpoint",
+        "evaluation",
+        "side_group",
+        "guard",
+        "state",
+        "restart",
+        "curriculum",
+        "lr",
+        "warm restart",
+        "x" * 500,
+    ]
+    for kind in kinds:
+        exporter.event(kind)
+    exporter.step(1.0)
+    exporter.close()
+    assert exporter.notices == []
+    assert {event.kind for event in events(tmp_path)} >= set(kinds)
+
+
 def test_what_a_trainer_writes_into_the_norm_that_clipping_gave_back_is_not_recorded(tmp_path: Path) -> None:
     model, optimizer, exporter = begun(tmp_path)
     loss_of(model, 1).backward()
