@@ -304,6 +304,8 @@ def test_the_engines_own_loader_has_positions(alone: tuple[Path, dict[str, Any]]
     folder, said = alone
     assert said["told"]["own"] == [6, [4, 12], []]
     assert [record.samples for record in records(folder, 0, "own")] == [[(0, 8)], [(8, 16)], [(16, 24)]]
+    (start,) = events(folder, "start", "own")
+    assert (start.fields["replayable"], start.fields["dataset_size"]) == (True, 24)
 
 
 @pytest.mark.slow
