@@ -1,9 +1,8 @@
 """The norm by which an update is judged: the trainer's own, taken where it clips, the same number on all ranks.
 
 What the ranks could see differently is not used. Where a gradient is split over ranks (a DTensor), only a norm that was reduced
-over all of them counts; clipping reduces it in any case, and while a guard listens it does so one call earlier, where the
-number can be read (:mod:`exporter.hooks.clipping`). Gradients that each rank has whole (one process, DDP) can be measured
-here where nobody clips them.
+over all of them counts, as torch does when it takes the norm to clip with. Gradients that each rank has whole (one process, DDP)
+can be measured here where nobody clips them.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ class _Note:
 
 class ClippedNorms:
     """Listens to clipping and to GradScalers. Training thread."""
-
-    #: Clipping is to reduce a norm over the ranks before it tells of it.
-    reduced = True
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
@@ -98,7 +94,10 @@ class ClippedNorms:
         found: list[Tensor] = []
         for note in notes:
             if note.total is None:
-                raise Undecidable(f"{why_not}, and the norm that it is clipped with was never reduced over them")
+                raise Undecidable(
+                    f"{why_not}, and the norm that it is clipped with was not reduced over them: give clip_grads_with_norm_ "
+                    "the norm's full_tensor()"
+                )
             found.append(_wide(note.total) if note.scale is None else _wide(note.total) / _wide(note.scale))
             note.used.add(id(optimizer))
         if rest and not whole:

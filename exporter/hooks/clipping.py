@@ -22,17 +22,14 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.utils._foreach_utils import _has_foreach_support
 
-from trainwarden.exporter.copies import is_full, parts
+from trainwarden.exporter.copies import parts
 from trainwarden.exporter.watched import is_sharded, local
 
 from .replaced import Replaced, named_as
 
 
 class ClipListener(Protocol):
-    """Who wants to know. None of these may raise.
-
-    One with an attribute ``reduced`` that is true has the norm of a sharded gradient reduced over its ranks before it is told.
-    """
+    """Who wants to know. None of these may raise."""
 
     def total_norm(self, tensors: list[Tensor], each: Tensor | None, total: Tensor, norm_type: float) -> None:
         """A norm of ``tensors`` was taken; ``each`` holds their own L2 norms where those were at hand."""
@@ -145,9 +142,6 @@ def _scale(original: Callable[..., None]) -> Callable[..., None]:
         if torch.compiler.is_compiling():
             return original(parameters, max_norm, total_norm, foreach)
         members = _as_list(parameters)
-        if not is_full(total_norm) and any(getattr(listener, "reduced", False) for listener in list(_listeners)):
-            # What torch does first thing with it, in the same one collective: from here on the number can be read.
-            total_norm = total_norm.full_tensor()  # type: ignore[attr-defined]
         _tell("clipping", members, max_norm, total_norm)
         return original(members, max_norm, total_norm, foreach)
 

@@ -165,6 +165,17 @@ def half():
 
 say(half=refusal(half))
 
+def partial():
+    model = fully_shard(make())
+    _, optimizer, exporter = guard_of(model, "partial")
+    loss_of(model, 1).backward()
+    from torch.distributed.tensor import DTensor, Partial
+    total = DTensor.from_local(torch.ones(()), model.wte.weight.device_mesh, [Partial("sum")])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, total)
+    optimizer.step()
+
+say(partial=refusal(partial))
+
 def by_hand():
     model = make()
     _, optimizer, exporter = guard_of(model, "hand", same_norm=True)
@@ -187,6 +198,7 @@ def test_where_ranks_could_decide_differently_the_guard_refuses(tmp_path: Path) 
         assert "were not clipped before its step" in said["unclipped"]
         assert 'float("inf")' in said["unclipped"]
         assert "5 of the 8" in said["half"]
+        assert "full_tensor()" in said["partial"]
         assert "not clipped" in said["by_hand"]
         assert "FullyShardedDataParallel" in said["old"]
 
