@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 T = TypeVar("T")
+
+#: The command line, run by this interpreter.
+TRAINWARDEN = [sys.executable, "-m", "trainwarden.rules"]
 
 #: The Debian package that brings a program, where its name differs.
 PACKAGE_OF = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}
@@ -57,3 +63,16 @@ def wait_until(condition: Callable[[], T], seconds: float = 10.0, *, what: str =
         if time.monotonic() >= end:
             raise AssertionError(f"not within {seconds:g} s: {what or condition!r} (last answer: {answer!r})")
         time.sleep(every)
+
+
+def trainwarden(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a process of its own, a minute long at most, at a terminal of 120 columns."""
+    return subprocess.run(
+        [*TRAINWARDEN, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )

@@ -49,19 +49,17 @@ def until(condition, seconds=30.0):
     return bool(condition())
 """
 
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_costs_the_others_no_step(tmp_path: Path) -> None:
-    body = (
-        ALONE
-        + """
+#: They say that they are ready, go on until the side group is closed by what befalls one of them, and for some steps more.
+UNTIL_IT_IS_CUT = (
+    ALONE
+    + """
 side = exporter._parts.side
 until(lambda: side.rounds > 2)
 number = 0
-while number < 300 or (side.open and number < 3000):
+while side.open and number < 3000:
     number += 1
     step(number)
-    if number == 50:
+    if number == 20:
         say(ready=True)
     time.sleep(0.01)
 for number in range(number + 1, number + 20):
@@ -69,8 +67,12 @@ for number in range(number + 1, number + 20):
 exporter.close()
 say(most=most, open=side.open, notices=exporter.notices, last=number)
 """
-    )
-    with Ranks(body, tmp_path) as ranks:
+)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_the_others_no_step(tmp_path: Path) -> None:
+    with Ranks(UNTIL_IT_IS_CUT, tmp_path) as ranks:
         for rank in range(4):
             ranks.wait_said(rank, "ready")
         ranks.kill(2)
@@ -92,25 +94,7 @@ say(most=most, open=side.open, notices=exporter.notices, last=number)
 
 @pytest.mark.slow
 def test_a_rank_that_stands_still_times_out_once_and_costs_the_others_no_step(tmp_path: Path) -> None:
-    body = (
-        ALONE
-        + """
-side = exporter._parts.side
-until(lambda: side.rounds > 2)
-number = 0
-while side.open and number < 3000:
-    number += 1
-    step(number)
-    if number == 20:
-        say(ready=True)
-    time.sleep(0.01)
-for number in range(number + 1, number + 20):
-    step(number)
-exporter.close()
-say(most=most, open=side.open, notices=exporter.notices, last=number)
-"""
-    )
-    with Ranks(body, tmp_path, world=3) as ranks:
+    with Ranks(UNTIL_IT_IS_CUT, tmp_path, world=3) as ranks:
         for rank in range(3):
             ranks.wait_said(rank, "ready")
         ranks.kill(1, signal.SIGSTOP)

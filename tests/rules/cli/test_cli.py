@@ -16,23 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.real import TRAINWARDEN as COMMAND
+from tests.real import trainwarden as run
 from tests.real import wait_until
 from tests.rules.daemon.toy import SECRET, TOKEN, ToyExporter
 from tests.rules.replay.recorded import record
-
-COMMAND = [sys.executable, "-m", "trainwarden.rules"]
-
-
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **environment},
-    )
 
 
 def test_version_and_help_are_quick_and_import_nothing_heavy() -> None:

@@ -7,23 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "trainwarden.rules", "exec"]
+from tests.real import TRAINWARDEN, trainwarden
 
-
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, **environment},
-    )
+COMMAND = [*TRAINWARDEN, "exec"]
+run = partial(trainwarden, "exec")
 
 
 def test_it_becomes_its_command_with_its_process_its_code_and_its_signals(tmp_path: Path) -> None:
