@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ import torch
 from torch import nn
 
 from tests.exporter.gpt import GPT, gpt
+
+
+def forget_compiled() -> None:
+    """Let nothing count as compiled that another test in this process has compiled: operations are not seen beside that."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and hasattr(dynamo, "reset"):
+        dynamo.reset()
 
 
 class Faulty(nn.Module):

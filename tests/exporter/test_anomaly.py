@@ -22,11 +22,17 @@ from tests.exporter.planted import (
     MaskedByModule,
     Overflowing,
     RootAtZero,
+    forget_compiled,
     line_of,
     planted,
 )
 from tests.exporter.runs import events, lines, steps, watch
 from trainwarden.record import Event, Step
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> None:
+    forget_compiled()
 
 
 def looked(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.exporter.gpt import batch, loss_on
-from tests.exporter.planted import LogOfNegative, planted
+from tests.exporter.planted import LogOfNegative, forget_compiled, planted
 from tests.exporter.runs import events, watch
 from trainwarden.exporter.closely import named
 from trainwarden.plan import Checks, CloseLook, Plan, PlanError, Target
@@ -18,6 +18,11 @@ from trainwarden.receiver import planfiles
 from trainwarden.receiver.secretfile import read_secrets, write_new_secret
 from trainwarden.runfolder import RunFolder
 from trainwarden.webhook import TYPE_OF, Envelope, Request, WebhookError, decode_envelope, encode_envelope, sign, verify
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> None:
+    forget_compiled()
 
 
 def trained(folder: Path, count: int, *, bad: int = 0, resume: bool = False, ask: Any = None, **settings: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from tests.exporter.gpt import GPT, batch, gpt, loss_on
-from tests.exporter.planted import LogOfNegative, RootAtZero, planted
+from tests.exporter.planted import LogOfNegative, RootAtZero, forget_compiled, planted
 from tests.exporter.runs import events, steps, watch
 from tests.exporter.seams import Watch
 from tests.exporter.test_no_host_sync import Spy
@@ -32,6 +32,11 @@ def mode() -> tuple[bool, bool]:
 def hooks_of(model: nn.Module) -> int:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> None:
+    forget_compiled()
 
 
 @pytest.fixture(autouse=True)
