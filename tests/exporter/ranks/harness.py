@@ -40,6 +40,12 @@ folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ
 def say(**values):
     print("SAID " + json.dumps(values), flush=True)
 
+def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
 def end(code=0):
     sys.stdout.flush()
     sys.stderr.flush()

@@ -41,12 +41,6 @@ def step(number, each=lambda: None):
     exporter.step(loss)
     waiting = (time.perf_counter() - began) - (ours() - before)
     most = max(most, exporter._parts.observer.seconds - watched - waiting)
-
-def until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(condition())
 """
 
 #: They say that they are ready, go on until the side group is closed by what befalls one of them, and for some steps more.

@@ -29,11 +29,6 @@ def step(number):
     exporter.step(loss)
     time.sleep(0.005)
 
-def until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-
 side = exporter._parts.side
 until(lambda: side.rounds > 1)
 for number in range(1, 181):
