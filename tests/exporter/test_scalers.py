@@ -155,11 +155,12 @@ def test_a_scaler_that_is_off_or_not_stepped_says_nothing(tmp_path: Path) -> Non
     assert records[1].value("grad_norm") is None
 
 
-def test_growth_is_no_backoff(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["handed-in", "found"])
+def test_growth_is_no_backoff(tmp_path: Path, told: bool) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    exporter = watch(model, optimizer, tmp_path)
+    exporter = watch(model, optimizer, tmp_path, scaler=scaler if told else None)
     for step in range(1, 7):
         optimizer.zero_grad()
         loss = loss_of(model, step)
@@ -169,7 +170,7 @@ def test_growth_is_no_backoff(tmp_path: Path) -> None:
         exporter.step(loss)
     records = steps(exporter, tmp_path)
     assert [record.value("loss_scale") for record in records] == [8.0, 8.0, 16.0, 16.0, 32.0, 32.0]
-    assert sum(record.value("loss_scale_backoffs") or 0.0 for record in records) == 0.0
+    assert [record.value("loss_scale_backoffs") for record in records] == [0.0] * 6
 
 
 def zero_ratio(folder: Path, scale: float) -> tuple[float, float]:

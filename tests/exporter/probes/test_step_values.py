@@ -74,23 +74,6 @@ def test_learning_rate_comes_with_the_actual_beta2(tmp_path: Path) -> None:
     assert record.value("beta2") == 0.95
 
 
-def test_loss_scale_grows_without_a_backoff(tmp_path: Path) -> None:
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
-    exporter = watch(model, optimizer, tmp_path, scaler=scaler)
-    for step in range(1, 4):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        exporter.step(loss)
-    records = steps(exporter, tmp_path)
-    assert [record.value("loss_scale") for record in records] == [8.0, 16.0, 32.0]
-    assert [record.value("loss_scale_backoffs") for record in records] == [0.0, 0.0, 0.0]
-
-
 def test_step_time_is_the_time_from_end_to_end(tmp_path: Path) -> None:
     model = make()
     exporter = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path)
