@@ -150,6 +150,9 @@ class Forensics(threading.Thread):
                 self._call(taken)
         except Exception as error:
             taken.error = error
+        except BaseException as error:  # Ctrl-C, or an exit: the trainer's to have, and what is half written is no copy
+            taken.error = error
+            raise
         finally:
             self._work = None
             self._taken.append(taken)
@@ -244,9 +247,13 @@ class Forensics(threading.Thread):
     def _begin(self, request: Quarantine) -> None:
         """Make the folder of a copy, if there is room for it, and name the step."""
         quarantine = self._folder.quarantine_folder
-        for left in quarantine.glob(f"incident-*{PARTIAL}"):  # by a start that was killed
-            shutil.rmtree(left)
-        kept = [entry for entry in quarantine.glob("incident-*") if entry.is_dir()]
+        try:
+            for left in list(quarantine.glob(f"incident-*{PARTIAL}")):  # by a start that was killed
+                _take_away(left)
+            kept = [entry for entry in quarantine.glob("incident-*") if entry.is_dir()]
+        except OSError as error:
+            self._end(request, f"{quarantine} cannot be made ready: {error}")
+            return
         if _expired(request):
             self._end(request, f"the request expired at {request.expires_at}")
         elif self._reached() < request.suspect_step:
@@ -346,6 +353,18 @@ class Forensics(threading.Thread):
     @property
     def _proposal(self) -> Path:
         return self._folder.quarantine_folder / "proposal.json"
+
+
+def _take_away(path: Path) -> None:
+    """Remove what lies at a path: a folder with all in it, of a link the link alone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _expired(request: Quarantine) -> bool:

@@ -86,15 +86,15 @@ class Copies:
 
     def settle(self, taken: Taken) -> None:
         """Complete this rank's part of what was saved; on rank 0, then the whole."""
-        work, why = taken.work, None
+        work, error = taken.work, taken.error
         mine = rank_folder(work.folder, self._identity.rank)
         try:
-            error = taken.error or self._awaited(taken.pending)
-            if error is not None:
-                raise error
-            self._write_part(taken, mine)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            error = error or self._awaited(taken.pending)
+            if error is None:
+                self._write_part(taken, mine)
+        except Exception as failure:
+            error = failure
+        why = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
         if self._identity.rank == 0:
             self._complete(taken, why)
             return
