@@ -27,6 +27,9 @@ from .norms import ClippedNorms, Undecidable
 from .undo import Copies, Flag, Undo, undo_of
 from .verdict import Bounds, Verdicts
 
+#: Settings of a parameter group that decide on how an update is left out.
+_DECIDING = ("fused", "capturable", "differentiable")
+
 
 class Guard:
     """Leaves out updates that are not finite, and if asked those that are far too large, of all of an exporter's optimizers.
@@ -76,6 +79,8 @@ class Guard:
         optimizers = exporter._optimizers
         self._norms = ClippedNorms(optimizers)
         self._undo: dict[int, Undo] = {id(optimizer): undo_of(optimizer) for optimizer in optimizers}
+        #: What each was made for: a state that is loaded later brings the settings that it was saved with.
+        self._made_for = {id(optimizer): _settings(optimizer) for optimizer in optimizers}
         self._verdicts = {id(optimizer): Verdicts(self._bounds) for optimizer in optimizers}
         self._first = {id(optimizer): _device(optimizer) for optimizer in optimizers}
         self._refuse_ranks_that_differ(same_norm)
@@ -220,7 +225,8 @@ class Guard:
             self._notices.fault("the guard of an update", error)
 
     def _decide(self, parts: Parts, optimizer: torch.optim.Optimizer) -> None:
-        observer, key, undo = parts.observer, id(optimizer), self._undo[id(optimizer)]
+        observer, key = parts.observer, id(optimizer)
+        undo = self._undo_for(optimizer)
         undo.forget()
         norm = self._norms.of(optimizer, self._whole, self._why_not)
         self._began.add(key)
@@ -238,6 +244,25 @@ class Guard:
         observer.sheet.tensors = [one for one in observer.sheet.tensors if one is not entry]
         observer.sheet.add("guard", torch.cat([reasons, torch.stack([norm, bound])]), key)
         self._entries[key] = observer.sheet.tensors[-1]
+
+    def _undo_for(self, optimizer: torch.optim.Optimizer) -> Undo:
+        """Return how the update that begins now is left out, which a loaded state or a new parameter group may have changed.
+
+        Raises:
+            Undecidable: it can no longer be left out.
+        """
+        key, settings = id(optimizer), _settings(optimizer)
+        if settings != self._made_for[key]:
+            self._undo[key].forget()
+            try:
+                undo = undo_of(optimizer)
+            except ValueError as error:
+                raise Undecidable(str(error)) from None
+            changed = undo.how != self._undo[key].how
+            self._undo[key], self._made_for[key] = undo, settings
+            if changed:
+                self._describe()
+        return self._undo[key]
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """The update was made: put back what it must not have changed."""
@@ -262,3 +287,8 @@ class Guard:
 def _device(optimizer: torch.optim.Optimizer) -> torch.device:
     """Return where the first parameter is."""
     return next((local(p).device for group in optimizer.param_groups for p in group["params"]), torch.device("cpu"))
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
+    """Return what of the parameter groups decides on how an update is left out."""
+    return [tuple(group.get(name) for name in _DECIDING) for group in optimizer.param_groups]
