@@ -106,7 +106,7 @@ class Hardware(threading.Thread):
         except ImportError:
             self._notices.say(
                 "hardware",
-                "the GPU's temperature, clocks, memory errors and XIDs are not seen: pip install 'trainwarden[nvml]', or "
+                "the GPU's temperature, clocks, memory errors and XIDs are not seen: pip install nvidia-ml-py, or "
                 "hardware_seconds=0 to do without",
             )
             return

@@ -377,7 +377,7 @@ def test_a_gpu_that_cannot_be_asked_is_said_once_and_the_training_goes_on(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     says = {
-        "no binding": "trainwarden[nvml]",
+        "no binding": "pip install nvidia-ml-py",
         "no driver": "utility",
         "unknown device": UUID[::-1],
         "broken": "hardware",

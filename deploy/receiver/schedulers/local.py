@@ -63,7 +63,10 @@ class LocalScheduler:
         try:
             return control.ask(run.path, command)
         except (OSError, ValueError) as error:
-            raise SchedulerError(f"the supervisor of {run.run} does not answer at {run.path}: {error}") from None
+            raise SchedulerError(
+                f"the supervisor of {run.run} does not answer at {run.path}: {error}; does the training run under "
+                f"`trainwarden supervise --run {run.run}`?"
+            ) from None
 
 
 def _over(run: RunFolder) -> Situation | None:
