@@ -15,6 +15,8 @@ from .machines import LONGEST
 KIND, ERRORS = "hardware", ("xid", "lost")
 #: Errors that are remembered of a start, and how many steps before an onset one may lie to be told with it.
 MOST, BEFORE = 64, 1000
+#: An error's number is below this.
+LARGEST = 2**32
 #: Steps around an onset within which an error may be what began it: it strikes at once, and its event is written behind the last step.
 CLOSE = 20
 #: What an error speaks for, and how much it weighs for the hardware. A program's own fault looks alike on any device (XID 13, 31).
@@ -38,13 +40,16 @@ class Told(Struct, frozen=True):
 def take(known: list[Told], rank: int, event: Event, hosts: Mapping[int, str]) -> bool:
     """Remember an event that tells of an error, and say whether it does. ``hosts`` are the ranks', where the event names none."""
     fields = event.fields
-    what, code = fields.get("what"), fields.get("code", 0)
+    what = fields.get("what")
+    code = fields.get("code", 0) if what == "xid" else 0
     if event.step is None or what not in ERRORS or isinstance(code, bool) or not isinstance(code, int):
+        return False
+    if not 0 <= code < LARGEST:  # no number of a driver's, and none that could be stored
         return False
     fault = fields.get("fault") is True or what == "lost"
     weight = FAULT if fault else WEIGHTS.get(_text(fields.get("points_to")), WEIGHTS["unclear"])
     meaning, host = _text(fields.get("meaning")), _text(fields.get("host")) or hosts.get(rank, "")
-    known.append(Told(event.step, rank, code if what == "xid" else 0, meaning, weight, fault, host))
+    known.append(Told(event.step, rank, code, meaning, weight, fault, host))
     del known[:-MOST]
     return True
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.rules.core.runs import Attempt, core
+from tests.rules.core.runs import Attempt, core, dirty
 from trainwarden.record import Event, Step, decode_line
 from trainwarden.rules.core.feed import dump, load
 from trainwarden.rules.core.inputs import Happened, Steps, Tick
@@ -142,3 +142,25 @@ def test_no_value_of_any_signal_stops_the_judgement(seed: int) -> None:
     load(dump(played.state), played.state.settings, played.state.pack)
     assert any(isinstance(line, Step) for line in first.lines())
     assert played.state.memory.runs["uid"].incidents
+
+
+@pytest.mark.parametrize("code", [HUGE, -HUGE, 2**64, -1, "48", True, [], None])
+def test_an_error_of_a_device_with_a_number_that_is_none_hides_no_incident_and_stops_nothing(code: Any) -> None:
+    played = core()
+    attempt = Attempt(last=400, changes=[dirty(351, 400)], end=None)
+    told = False
+    for line in attempt.lines():
+        if isinstance(line, Event):
+            played.take(Happened(attempt.who, 0, line))
+            continue
+        if line.step > 370 and not told:
+            told = True
+            event = Event(kind="hardware", time=attempt.time(370), step=370)
+            fields = {"what": "xid", "code": code, "fault": True, "points_to": "device", "host": "<h>"}
+            played.take(Happened(attempt.who, 0, decoded(event, **fields)))
+        played.take(Steps(attempt.who, 0, (line,)))
+    load(dump(played.state), played.state.settings, played.state.pack)
+    run = played.state.memory.runs["uid"]
+    assert run.alive is not None
+    assert run.alive.devices == []
+    assert "XID" not in next(iter(run.incidents.values())).summary
