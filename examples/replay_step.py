@@ -3,9 +3,10 @@
     python examples/replay_step.py train [steps]       # a run that lets a copy of its damaged state be asked for
     python examples/replay_step.py replay FOLDER       # FOLDER: .trainwarden/replay-step/quarantine/incident-ID
 
-With a receiver and a daemon whose ``policy`` has ``quarantine: true`` beside it, the first one is asked for a copy when the incident is
-confirmed (docs/forensics.md). The second one begins at the last checkpoint before the incident, reads exactly the batches that the run
-read, and compares: the loss and the gradient norm of every step are those of the record, and the state at the end is the copy's.
+Under ``trainwarden supervise``, with a receiver and a daemon whose ``policy`` has ``quarantine: true`` beside it, the first one is asked for a
+copy when the incident is confirmed (docs/forensics.md has the commands). The second one begins at the last checkpoint before the incident,
+reads exactly the batches that the run read, and compares: the loss and the gradient norm of every step are those of the record, and the state
+at the end is the copy's.
 """
 
 from __future__ import annotations
