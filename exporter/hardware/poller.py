@@ -20,7 +20,7 @@ from trainwarden.exporter.notices import Notices
 from trainwarden.record import Value
 
 from .quantities import Counts, Quantities, by_reason
-from .used import Card, Used, find_card, used_by
+from .used import Card, Used, find_card, text, used_by
 from .xid import lookup
 
 #: Longest time that XIDs are waited for in one call: so long does the thread live on after it was told to end.
@@ -145,6 +145,10 @@ class Hardware(threading.Thread):
             while not self._over.is_set():
                 began = time.perf_counter()
                 found = asked.read()
+                for name, error in asked.garbled.items():
+                    self._notices.say(
+                        f"gpu {name}", f"the GPU's {name} cannot be read: {type(error).__name__}: {error}"
+                    )
                 self._publish(by_reason(found), counts.increments(found), read=True)
                 self.readings, self.cost = self.readings + 1, time.perf_counter() - began
                 # At whole multiples of the period by the clock: the ranks of a run read at about the same time.
@@ -161,10 +165,11 @@ class Hardware(threading.Thread):
         asks = {"name": lambda: nvml.nvmlDeviceGetName(card.handle), "driver": nvml.nvmlSystemGetDriverVersion}
         for name, ask in asks.items():
             try:
-                answer = ask()
-                fields[name] = answer.decode() if isinstance(answer, bytes) else answer
+                fields[name] = text(ask())
             except nvml.NVMLError:
                 pass
+            except Exception as error:
+                self._notices.say(f"gpu {name}", f"the GPU's {name} cannot be read: {type(error).__name__}: {error}")
         if card.instance is not None:
             fields["gpu_instance"] = card.instance
         self.happened(fields)
@@ -175,16 +180,27 @@ class Hardware(threading.Thread):
             if events is None:
                 self._over.wait(left)
                 continue
+            began, wait = time.monotonic(), min(left, WAIT_SECONDS)
             try:
-                event = nvml.nvmlEventSetWait_v2(events, max(1, int(1000 * min(left, WAIT_SECONDS))))
+                event = nvml.nvmlEventSetWait_v2(events, max(1, int(1000 * wait)))
+                xid = event.eventType == nvml.nvmlEventTypeXidCriticalError and _concerns(card, event)
+                code = int(event.eventData)
             except nvml.NVMLError as error:
                 if asked.lost(error):
                     raise
                 if error.value != nvml.NVML_ERROR_TIMEOUT:
                     events = None
+                elif (
+                    time.monotonic() - began < wait / 2
+                ):  # it has not waited: nor may this become a loop without a pause
+                    self._over.wait(wait / 2)
                 continue
-            if event.eventType == nvml.nvmlEventTypeXidCriticalError and _concerns(card, event):
-                self._xid(card, int(event.eventData))
+            except Exception as error:
+                self._notices.say("gpu XIDs", f"the GPU's XIDs are no longer seen: {type(error).__name__}: {error}")
+                events = None
+                continue
+            if xid:
+                self._xid(card, code)
         return events
 
     def _xid(self, card: Card, code: int) -> None:

@@ -6,6 +6,7 @@ gives a total since the driver was loaded; :class:`Counts` makes increments of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -153,6 +154,8 @@ class Quantities:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
         self._left = list(QUANTITIES)
+        #: What could not be understood in the newest reading: the quantity's name, and the exception.
+        self.garbled: dict[str, Exception] = {}
         #: Answers with which a device is gone, and those that it will give again.
         self._gone = tuple(
             getattr(nvml, name)
@@ -173,13 +176,17 @@ class Quantities:
     def read(self) -> Found:
         """Return all that can be read now. What fails for another reason is asked for again the next time.
 
+        None of these is negative or infinite on any device: an answer that is, is none.
+
         Raises:
             NVMLError: the device is gone.
         """
         found: Found = {}
+        self.garbled = {}
         for ask in tuple(self._left):
             try:
-                found.update(ask(self._nvml, self._handle))
+                said = ask(self._nvml, self._handle)
+                found.update({name: value for name, value in said.items() if 0 <= value < math.inf})
             except self._nvml.NVMLError as error:
                 if self.lost(error):
                     raise
@@ -187,6 +194,8 @@ class Quantities:
                     self._left.remove(ask)
             except AttributeError:  # a binding older than the quantity
                 self._left.remove(ask)
+            except Exception as error:  # an answer of another form: a damaged driver, a binding of another age
+                self.garbled[ask.__name__.replace("_", " ")] = error
         return found
 
 

@@ -67,7 +67,7 @@ def find_card(nvml: Any, used: Used) -> Card | None:
     if _is_part(nvml, handle):
         instance = int(nvml.nvmlDeviceGetGpuInstanceId(handle))
         handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-    return Card(handle, _text(nvml.nvmlDeviceGetUUID(handle)), instance)
+    return Card(handle, text(nvml.nvmlDeviceGetUUID(handle)), instance)
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
@@ -97,5 +97,8 @@ def _is_part(nvml: Any, handle: Any) -> bool:
         return False
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def text(value: str | bytes) -> str:
+    """Return what NVML says as text, whatever its bytes are."""
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
