@@ -153,27 +153,52 @@ HELD = {
     "stale": "the newest record is too old to act on",
     "evidence": "a copy of the damaged state is being made",
 }
-#: Verdicts of which a person mends the cause, by what they say.
-TO_MEND = {
-    "mismatch": "two numbers that must agree do not, which going back does not mend",
+#: Why the policy wants nothing of an open incident, by what was seen; only what persists justifies going back.
+NOT_ENOUGH = {
+    "outlier": "a loss that stood out is not worth a rollback unless it stays high",
+    "transient_spike": "a spike is not worth a rollback unless the loss stays high",
+    "slow_recovery": "a spike is not worth a rollback unless the loss stays high",
+    "level_shift": "a rollback takes a loss that is high for longer and not on its way back",
+    "divergence": "a rollback takes a loss that is high for longer",
+    "nonfinite": "a rollback takes a loss that is not finite for several records in a row",
+    "grad_surge": "a gradient alone is not worth a rollback",
+    "grad_collapse": "a rollback takes a loss that is high for longer",
+    "recurring_spikes": "spikes that come again are by themselves not worth a rollback",
+    "periodic_spikes": "spikes that come again are by themselves not worth a rollback",
+    "drift": "a value out of its range is by itself not worth a rollback",
+    "scale_collapse": "a loss scale that falls is by itself not worth a rollback",
     "stall": "a run that stands still has no state to go back from",
+    "mismatch": "two numbers that must agree do not, which going back does not mend",
 }
+#: Of these it cannot be said that they were over before they had persisted: their clause says that they did.
+LASTED = (
+    "slow_recovery",
+    "level_shift",
+    "divergence",
+    "grad_collapse",
+    "recurring_spikes",
+    "periodic_spikes",
+    "drift",
+    "scale_collapse",
+)
 
 
 def _why_none(row: dict[str, Any]) -> str:
-    """Return why the policy wants nothing: only what persists justifies going back (see :mod:`trainwarden.rules.core.policy`)."""
+    """Return why the policy wants nothing (see :mod:`trainwarden.rules.core.policy`): what the row says, and nothing against its verdict."""
     held, state, verdict = str(row.get("held_by") or ""), str(row.get("state") or ""), str(row.get("verdict") or "")
     if held in HELD:
         return HELD[held]
-    if row.get("severity") == "info":
-        return "it only informs"
-    if state == "recovered":
-        return "it was over before it had persisted for as long as a rollback takes to be worth it"
     if state == "dismissed":
         return "it was dismissed"
-    if verdict in TO_MEND:
-        return TO_MEND[verdict]
-    return "no loss that stays high, no numbers that stay broken and no dirt that does not end: nothing else is worth a rollback"
+    if row.get("severity") == "info":
+        return "it only informs"
+    if state == "recovered" and verdict in LASTED:
+        return "the run recovered without one"
+    if state == "recovered":
+        return "it was over before it had persisted for as long as a rollback takes to be worth it"
+    if state == "escalated":
+        return "it is for a person to decide"
+    return NOT_ENOUGH.get(verdict, "what was seen is by itself not worth a rollback")
 
 
 def _changes(plan: dict[str, Any]) -> list[str]:

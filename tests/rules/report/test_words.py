@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.rules.report.drawn import incident
 from trainwarden.rules.core import gates, policy
+from trainwarden.rules.core.state import IncidentState
 from trainwarden.rules.report.marks import bad_until
-from trainwarden.rules.report.words import HELD, decision, graver, sentence
+from trainwarden.rules.report.words import CLAUSES, HELD, NOT_ENOUGH, SEVERITIES, decision, graver, sentence
 
 
 @pytest.mark.parametrize("verdict", ["outlier", "transient_spike", "slow_recovery"])
@@ -55,11 +56,54 @@ def test_an_outlier_long_before_a_graver_incident_was_not_its_beginning() -> Non
         ({"state": "recovered"}, "before it had persisted"),
         ({"state": "dismissed"}, "it was dismissed"),
         ({"verdict": "mismatch", "state": "watching"}, "which going back does not mend"),
-        ({"state": "inconclusive", "verdict": "drift"}, "nothing else is worth a rollback"),
+        ({"state": "inconclusive", "verdict": "drift"}, "is by itself not worth a rollback"),
     ],
 )
 def test_where_no_action_was_decided_the_reason_is_said(told: dict[str, Any], says: str) -> None:
     assert says in decision({"severity": "critical", "action": "none", **told})
+
+
+#: What must not be said under a verdict's sentence: it would deny it.
+DENIES = {
+    "level_shift": r"no loss that stays|single|by itself|persisted|over before",
+    "divergence": r"no loss that stays|way back|by itself|persisted|over before",
+    "nonfinite": r"no numbers|numbers that stay|high",
+    "grad_surge": r"the loss (rose|stayed)|high",
+    "grad_collapse": r"no loss that stays|way back|persisted|over before",
+    "recurring_spikes": r"single|persisted|over before",
+    "periodic_spikes": r"single|persisted|over before",
+    "drift": r"persisted|over before|single",
+    "scale_collapse": r"persisted|over before|single",
+    "slow_recovery": r"persisted|over before|single",
+    "stall": r"the loss",
+    "mismatch": r"the loss",
+}
+OF_STATES = {"recovered": "recovered|was over", "dismissed": "was dismissed", "escalated": "for a person"}
+
+
+@pytest.mark.parametrize("verdict", CLAUSES)
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("state", get_args(IncidentState))
+def test_the_reason_for_no_action_never_denies_the_verdict_the_severity_or_the_state(
+    verdict: str, severity: str, state: str
+) -> None:
+    row = incident(100, verdict=verdict, severity=severity, state=state, action="none", plan=None)
+    said = decision(row)
+    reason = said.removeprefix("No action was decided: ")
+    assert reason != said
+    denied = DENIES.get(verdict)
+    assert denied is None or not re.search(denied, reason), f"{sentence(row)} {reason}"
+    if "was not seen to come back" in sentence(row):
+        assert not re.search("comes back|came back|single|was over", reason)
+    assert ("only informs" in reason) is (severity == "info" and state != "dismissed")
+    for name, words in OF_STATES.items():
+        if name != state:
+            assert not re.search(words, reason), f"{state}: {reason}"
+        elif severity != "info" or state == "dismissed":
+            assert re.search(words, reason), f"{state}: {reason}"
+    # A state that tells nothing leaves the verdict as the reason, and each has one of its own.
+    if severity != "info" and state not in OF_STATES and verdict != "other":
+        assert reason == f"{NOT_ENOUGH[verdict]}."
 
 
 @pytest.mark.parametrize(
