@@ -7,6 +7,7 @@ can be measured here where nobody clips them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +28,35 @@ class Undecidable(Exception):
 class _Note:
     """A norm that the trainer clipped with: of which parameters (by ``id``), and the loss scale that was still in it.
 
-    ``total`` is None where it is one rank's part alone. ``used``: the optimizers, by ``id``, that were judged by it.
+    ``total`` is None where it is one rank's part alone. ``used``: the optimizers, by ``id``, that were judged by it. ``seen``: of which
+    gradients it is, by the parameter's ``id``, with the number of writes to each until then.
     """
 
     covers: frozenset[int]
     total: Tensor | None
     scale: Tensor | None = None
     used: set[int] = field(default_factory=set)
+    seen: dict[int, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
+
+    def norm(self, total: Tensor) -> Tensor:
+        """Return a norm without the loss scale."""
+        return _wide(total) if self.scale is None else _wide(total) / _wide(self.scale)
+
+    def was_of(self, parameter: Tensor) -> bool:
+        """Say whether it is of the tensor that is a parameter's gradient, whatever was written to it since."""
+        return parameter.grad is not None and self.seen[id(parameter)][0]() is parameter.grad
+
+    def is_of(self, parameter: Tensor) -> bool:
+        """Say whether a parameter has the gradient yet that this is of: neither a new one nor one that more was added to.
+
+        Clipping writes once, unscaling once more. Who wrote what is not known: a third write may be anything.
+        """
+        gradient, (_, writes) = parameter.grad, self.seen[id(parameter)]
+        return (
+            gradient is not None
+            and self.was_of(parameter)
+            and _writes(gradient) <= writes + 1 + (self.scale is not None)
+        )
 
 
 class ClippedNorms:
@@ -51,7 +74,12 @@ class ClippedNorms:
         covers = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
         known = local(total).detach().clone().reshape(()) if is_full(total) else None  # a trainer may go on writing it
         self._notes = [note for note in self._notes if not note.covers & covers]
-        self._notes.append(_Note(covers, known))
+        seen = {
+            id(parameter): (weakref.ref(parameter.grad), _writes(parameter.grad))
+            for parameter in parameters
+            if parameter.grad is not None
+        }
+        self._notes.append(_Note(covers, known, seen=seen))
 
     def clipping_values(self, parameters: list[Tensor]) -> None:
         """Not used: clamping needs no norm."""
@@ -91,6 +119,15 @@ class ClippedNorms:
         notes = [note for note in self._notes if note.covers & own and id(optimizer) not in note.used]
         covered = frozenset().union(*(note.covers for note in notes)) if notes else frozenset()
         rest = [parameter for parameter in with_gradient if id(parameter) not in covered]
+        written: list[_Note] = []
+        if (
+            whole
+        ):  # a norm of an update that was never made, or of some of its micro-batches, says too little of this one
+            old = [note for note in notes if not all(note.is_of(p) for p in with_gradient if id(p) in note.covers)]
+            again = frozenset().union(*(note.covers for note in old)) if old else frozenset()
+            rest += [parameter for parameter in with_gradient if id(parameter) in again]
+            notes = [note for note in notes if note not in old]
+            written = [note for note in old if any(note.was_of(p) for p in with_gradient if id(p) in note.covers)]
         found: list[Tensor] = []
         for note in notes:
             if note.total is None:
@@ -98,7 +135,7 @@ class ClippedNorms:
                     f"{why_not}, and the norm that it is clipped with was not reduced over them: give clip_grads_with_norm_ "
                     "the norm's full_tensor()"
                 )
-            found.append(_wide(note.total) if note.scale is None else _wide(note.total) / _wide(note.scale))
+            found.append(note.norm(note.total))
             note.used.add(id(optimizer))
         if rest and not whole:
             raise Undecidable(
@@ -109,10 +146,14 @@ class ClippedNorms:
         found += _measured(rest, getattr(optimizer, "grad_scale", None))
         if not found:
             return None
-        if len(found) == 1:
-            return found[0]
         first = found[0].device
-        together: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in found]))
+        together = found[0]
+        if len(found) > 1:
+            together = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in found]))
+        for note in written:  # clipped, and then written to by hand: what was there before the clipping counts too
+            note.used.add(id(optimizer))
+            if note.total is not None:
+                together = torch.maximum(together, note.norm(note.total).to(first))
         return together
 
 
@@ -132,3 +173,8 @@ def _measured(parameters: Sequence[Tensor], scale: Tensor | None) -> list[Tensor
 def _wide(number: Tensor) -> Tensor:
     """Return a number in float64, where the device has it."""
     return number.to(torch.float32 if number.device.type == "mps" else torch.float64)
+
+
+def _writes(gradient: Tensor) -> int:
+    """Return how often a tensor was written to; 0 where torch does not count."""
+    return 0 if gradient.is_inference() else gradient._version
