@@ -141,16 +141,38 @@ def _plan(plan: dict[str, Any], console: Console) -> None:
 
 
 def _noted(rows: list[dict[str, Any]], console: Console) -> None:
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row.get("severity") == "info":
-            graver = words.graver(row, rows)
-            began = f" (the beginning of the {words.title(graver).lower()})" if graver else ""
-            kinds.setdefault(str(row.get("verdict")), []).append(words.step(row.get("onset_step")) + began)
+            kinds.setdefault(str(row.get("verdict")), []).append(row)
     if kinds:
         console.print()
     for verdict, ones in kinds.items():
-        _listed(f"info  {verdict} at step", ones, MOST_NOTED, console)
+        _listed(f"info  {verdict} at step", [_began(row, rows) for row in ones], MOST_NOTED, console)
+        _reasons(ones, console)
+
+
+def _began(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    graver = words.graver(row, rows)
+    began = f" (the beginning of the {words.title(graver).lower()})" if graver else ""
+    return words.step(row.get("onset_step")) + began
+
+
+def _reasons(rows: list[dict[str, Any]], console: Console) -> None:
+    """Print what the first rule of these incidents says, one line a rule: that of its first incident."""
+    said: dict[str, tuple[object, object]] = {}
+    times: dict[str, int] = {}
+    for row in rows:
+        for rule in row.get("rules") or []:
+            says = (rule.get("annotations") or {}).get("summary")
+            if says:
+                alert = str(rule.get("alert"))
+                said.setdefault(alert, (row.get("onset_step"), says))
+                times[alert] = times.get(alert, 0) + 1
+                break
+    for alert, (at, says) in said.items():
+        first = f", first at step {words.step(at)}" if times[alert] > 1 else ""
+        _say_in_a_line(console, f"{alert}{first}: {says}", 6, "dim")
 
 
 def _listed(head: str, items: list[str], most: int, console: Console) -> None:
@@ -176,6 +198,16 @@ def _text(text: object, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(plain(text), style=style)
+
+
+def _say_in_a_line(console: Console, text: object, indent: int, style: str = "") -> None:
+    """Print a text in one line, cut where a terminal ends; a file holds all of it."""
+    from rich.text import Text
+
+    line = Text(" " * indent + plain(text), style=style)
+    if not console.soft_wrap:
+        line.truncate(console.width, overflow="ellipsis")
+    console.print(line, soft_wrap=True)
 
 
 def _say(console: Console, text: object, indent: int, style: str = "") -> None:

@@ -42,6 +42,38 @@ def test_infos_are_one_line_a_kind() -> None:
     assert "and 38 more" in text
 
 
+def noted(onset: int, alert: str, *summaries: str) -> dict[str, Any]:
+    """Return an incident of severity info that rules of these summaries opened."""
+    rules = [{"alert": alert, "annotations": {"summary": says}} for says in summaries]
+    return incident(onset, severity="info", verdict="outlier", action="none", plan=None, rules=rules)
+
+
+def test_an_info_has_what_its_first_rule_says_in_one_line_a_rule() -> None:
+    kept = recorded(lines(falling(200)))
+    guarded = noted(60, "TrainingGuardSkipped", "The guard left out the update of step 60.", "Another reason.")
+    rows = [guarded, *(noted(step, "TrainingLossOutlier", f"One loss stands out at {step}.") for step in (80, 90))]
+    found = printed([report(kept, rows)]).splitlines()
+    place = found.index("  info  outlier at step 60, 80, 90")
+    assert found[place + 1 : place + 3] == [
+        "      TrainingGuardSkipped: The guard left out the update of step 60.",
+        "      TrainingLossOutlier, first at step 80: One loss stands out at 80.",
+    ]
+    assert "Another reason." not in "\n".join(found)
+
+
+def test_what_an_info_says_is_cut_where_the_terminal_ends_and_not_in_a_file() -> None:
+    kept = recorded(lines(falling(200)))
+    reports = [report(kept, [noted(60, "TrainingGuardSkipped", "The guard\nleft out, " + "and again, " * 20 + "all.")])]
+    (line,) = [one for one in printed(reports, width=60).splitlines() if "TrainingGuardSkipped" in one]
+    assert len(line) == 60
+    assert line.endswith("…")
+    assert "and again" not in printed(reports, width=60).split(line)[1]
+    file = io.StringIO()
+    to_text(reports, Console(file=file, width=60, soft_wrap=True, highlight=False))
+    (line,) = [one for one in file.getvalue().splitlines() if "TrainingGuardSkipped" in one]
+    assert line.endswith("and again, all.")
+
+
 def test_several_runs_begin_with_a_table_and_calm_ones_are_only_there() -> None:
     kept = recorded(lines(falling(200)))
     text = printed([report(kept, run="calm"), report(kept, [incident(60)], run="broken")])
