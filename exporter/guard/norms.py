@@ -37,10 +37,13 @@ class _Note:
     scale: Tensor | None = None
     used: set[int] = field(default_factory=set)
     seen: dict[int, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
+    #: What the same gradients were clipped from before that, without the loss scale.
+    before: Tensor | None = None
 
     def norm(self, total: Tensor) -> Tensor:
-        """Return a norm without the loss scale."""
-        return _wide(total) if self.scale is None else _wide(total) / _wide(self.scale)
+        """Return a norm without the loss scale: the first of several clippings saw the gradient as it was."""
+        found = _wide(total) if self.scale is None else _wide(total) / _wide(self.scale)
+        return found if self.before is None else torch.maximum(found, self.before.to(found.device))
 
     def was_of(self, parameter: Tensor) -> bool:
         """Say whether it is of the tensor that is a parameter's gradient, whatever was written to it since."""
@@ -73,13 +76,19 @@ class ClippedNorms:
         """Gradients are about to be clipped by ``total``."""
         covers = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
         known = local(total).detach().clone().reshape(()) if is_full(total) else None  # a trainer may go on writing it
+        again = [note for note in self._notes if note.covers == covers and not note.used and note.total is not None]
+        before = [
+            note.norm(note.total)
+            for note in again
+            if note.total is not None and all(note.is_of(p) for p in parameters if id(p) in covers)
+        ]
         self._notes = [note for note in self._notes if not note.covers & covers]
         seen = {
             id(parameter): (weakref.ref(parameter.grad), _writes(parameter.grad))
             for parameter in parameters
             if parameter.grad is not None
         }
-        self._notes.append(_Note(covers, known, seen=seen))
+        self._notes.append(_Note(covers, known, seen=seen, before=before[0] if before else None))
 
     def clipping_values(self, parameters: list[Tensor]) -> None:
         """Not used: clamping needs no norm."""
@@ -93,6 +102,8 @@ class ClippedNorms:
         for note in self._notes:
             if note.scale is None and not note.used and note.covers & own:
                 note.scale = scale.clone()
+                if note.before is not None:
+                    note.before = note.before / _wide(scale.to(note.before.device)).reshape(())
 
     def stepping(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         """A scaler steps: gradients that nobody unscaled are still scaled."""
@@ -120,9 +131,8 @@ class ClippedNorms:
         covered = frozenset().union(*(note.covers for note in notes)) if notes else frozenset()
         rest = [parameter for parameter in with_gradient if id(parameter) not in covered]
         written: list[_Note] = []
-        if (
-            whole
-        ):  # a norm of an update that was never made, or of some of its micro-batches, says too little of this one
+        if whole:
+            # A norm of an update that was never made, or of some of its micro-batches, says too little of this one.
             old = [note for note in notes if not all(note.is_of(p) for p in with_gradient if id(p) in note.covers)]
             again = frozenset().union(*(note.covers for note in old)) if old else frozenset()
             rest += [parameter for parameter in with_gradient if id(parameter) in again]

@@ -53,3 +53,28 @@ def test_what_is_clipped_and_then_written_to_is_judged_by_its_norm_before_both(t
     exporter.step(loss)
     exporter.close()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_first_of_two_clippings_saw_the_gradient_as_it_was(tmp_path: Path, scaled: bool) -> None:
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    exporter = watch(model, optimizer, tmp_path, cadence=1)
+    Guard(exporter, limit=1000.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=scaled)
+    left_out = []
+    for number, factor in enumerate((1.0, 1e6, 1.0)):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        loss = loss_of(model, number) * factor
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9 if scaled else 1.0)  # of what is still scaled
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9 if scaled else 0.5)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        exporter.step(loss)
+        left_out.append(all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)))
+        optimizer.zero_grad()
+    exporter.close()
+    assert left_out == [False, True, False]
