@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .gathering import Layout, Node, Pass, rows_of
+from .gathering import Call, Layout, Node, Pass, rows_of
 from .numbers import COUNT, FINITE, WORSE
 from .where import Site, place, told
 
@@ -62,7 +62,8 @@ def _forward(
     for number, one in enumerate(layout.passes):
         more = {"micro_batch": number} if len(layout.passes) > 1 else {}
         for at in _firsts(layout, values, f"module.{number}"):
-            module, began, ended = one.calls[at]
+            call = one.calls[at]
+            module = call.module
             row = outputs.get(module)
             if row is not None and not row[WORSE] and module not in named.holding:
                 continue  # -Inf alone, of what holds no parameter: a mask
@@ -72,22 +73,43 @@ def _forward(
                 "module": named.module(module),
                 "stage": "forward",
                 **more,
-                **_operation(one, began, ended, layout, values, number),
+                **_operation(one, call, layout, values, number),
             }
             own = f"{named.modules[module]}." if named.modules[module] else ""
             known = next((index for index in sorted(bad_before) if named.parameters[index].startswith(own)), None)
             if known is not None:
                 found["parameter"] = named.parameters[known]
+            if "op" not in found and known is None and at in _firsts(layout, values, f"given.{number}"):
+                return {**found, **_around(one, call, layout, values, named, number)}
             return found
     return None
 
 
-def _operation(one: Pass, began: int, ended: int, layout: Layout, values: Values, number: int) -> Finding:
-    """Return the first operation within a call that made it of finite values."""
-    for at in _firsts(layout, values, f"operation.{number}"):
-        if began <= at < ended:
-            return _by(*one.operations[at])
+def _operation(one: Pass, call: Call, layout: Layout, values: Values, number: int) -> Finding:
+    """Return the first operation within a call that made it of finite values; what may be a mask only where nothing else is."""
+    for what in ("harm", "operation"):
+        for at in _firsts(layout, values, f"{what}.{number}"):
+            if call.began <= at < call.ended:
+                return _by(*one.operations[at])
     return {}
+
+
+def _around(one: Pass, call: Call, layout: Layout, values: Values, named: Named, number: int) -> Finding:
+    """Return the module that made what a call was given, and the operation: the first of those that it goes back to."""
+    harm = set(_firsts(layout, values, f"harm.{number}"))
+    waiting, met, made = list(call.sources), set(_firsts(layout, values, f"cured.{number}")), []
+    while waiting:
+        at = waiting.pop()
+        if at in harm:
+            made.append(at)  # of finite values: what is before it did no harm
+        elif at not in met:
+            met.add(at)
+            waiting += one.sources[at]
+    if not made:
+        return {"module": named.module(call.around)} if call.around >= 0 else {}
+    within = [other for other in one.calls if other.began <= min(made) < other.ended]
+    inner = min(within, key=lambda other: other.ended - other.began).module if within else one.opener
+    return {"module": named.module(inner), **_by(*one.operations[min(made)])}
 
 
 def _backward(layout: Layout, values: Values, named: Named) -> Finding | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,21 +79,45 @@ class Rows:
         return [(numbers, rows.reshape(-1)) for (_, numbers), rows in self._packed.items()]
 
 
+class Call(NamedTuple):
+    """A call of ``module``, and the operations that it began with and ended before; ``around`` is the module that called (-1: none).
+
+    ``sources`` are the operations that made what it was given.
+    """
+
+    module: int
+    began: int
+    ended: int
+    around: int
+    sources: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One forward. ``calls``: module, and the operations that its call began with and ended before; by their end."""
+    """One forward. ``calls`` by their end; ``sources``, for each operation, those that made what it was given.
+
+    ``made``: what an operation made of finite values. ``harm``: the same without -Inf of masks; ``given``: what a call was given, alike.
+    ``cured``: it was given what is not finite, and gave finite values alone.
+    """
 
     opener: int
     counts: bool
-    calls: list[tuple[int, int, int]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     operations: list[Called] = field(default_factory=list)
+    sources: list[tuple[int, ...]] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
     bad: Flags = field(default_factory=Flags)
+    given: Flags = field(default_factory=Flags)
     made: Flags = field(default_factory=Flags)
+    harm: Flags = field(default_factory=Flags)
+    cured: Flags = field(default_factory=Flags)
     taken: Tensor | None = None
     packed: list[Packed] = field(default_factory=list)
     first_modules: list[Packed] = field(default_factory=list)
+    first_given: list[Packed] = field(default_factory=list)
     first_operations: list[Packed] = field(default_factory=list)
+    first_harm: list[Packed] = field(default_factory=list)
+    first_cured: list[Packed] = field(default_factory=list)
 
     def commit(self, gradient: Tensor) -> None:
         """A gradient goes back through the pass: it belongs to the step."""
@@ -103,7 +127,10 @@ class Pass:
         """Put the numbers together, so that a pass keeps few tensors."""
         self.packed += self.rows.pack()
         self.first_modules += self.bad.pack(MODULES)
+        self.first_given += self.given.pack(MODULES)
         self.first_operations += self.made.pack(OPERATIONS)
+        self.first_harm += self.harm.pack(OPERATIONS)
+        self.first_cured += self.cured.pack(OPERATIONS)
 
 
 #: A node of the backward pass: its name, the module that its forward ran in (-1: none), and where from.
@@ -171,10 +198,16 @@ def laid_out(step: Gathering, room: int) -> tuple[Layout, list[tuple[str, Tensor
 
     layout.passes = [one for one in step.passes if one.counts][:PASSES]
     for number, one in enumerate(layout.passes):
-        for numbers, values in one.first_modules:
-            put(f"module.{number}", numbers, values)
-        for numbers, values in one.first_operations:
-            put(f"operation.{number}", numbers, values)
+        firsts = {
+            "module": one.first_modules,
+            "given": one.first_given,
+            "operation": one.first_operations,
+            "harm": one.first_harm,
+            "cured": one.first_cured,
+        }
+        for name, packs in firsts.items():
+            for numbers, values in packs:
+                put(f"{name}.{number}", numbers, values)
         if one.taken is not None:
             put(f"taken.{number}", (number,), one.taken.reshape(1))
     for numbers, values in step.packed_nodes:
@@ -191,9 +224,9 @@ def laid_out(step: Gathering, room: int) -> tuple[Layout, list[tuple[str, Tensor
         ("output", step.outputs),
         ("output_gradient", step.gradients),
     ]
-    for name, known in rows:
+    for kind, known in rows:
         for numbers, values in [] if known is None else known.entries():
-            put(f"{name}.0", numbers, values)
+            put(f"{kind}.0", numbers, values)
     return layout, sent
 
 

@@ -29,9 +29,9 @@ from trainwarden.exporter.watched import Watched, local
 
 from . import backward, hooks
 from .compiled import anything, tracing
-from .gathering import IN_BACKWARD, Gathering, Layout, Node, Pass, Rows, laid_out
+from .gathering import IN_BACKWARD, Call, Gathering, Layout, Node, Pass, Rows, laid_out
 from .mode import Mode
-from .numbers import FINITE, is_bad, readable, row, tensors_in
+from .numbers import FINITE, is_bad, is_harm, readable, row, tensors_in
 from .operations import Operations
 from .where import Sites
 
@@ -74,8 +74,8 @@ class Looking:
         self._fast: list[Any] = []
         self._operations: Operations | None = None
         self._open: Pass | None = None
-        #: Of each open call within it, the operations that it began with.
-        self._open_calls: list[int] = []
+        #: Each open call within it, and whether what it was given was not finite.
+        self._open_calls: list[tuple[Call, Tensor | None]] = []
         self._step = Gathering(step=0)
         self._stacks: dict[int, list[int]] = {}
         self._bounds: dict[int, tuple[list[int], list[int]]] = {}
@@ -170,7 +170,10 @@ class Looking:
             self._open_pass(number, module, given)
         self._note_bound(here, number)
         if self._open is not None and not again:
-            self._open_calls.append(len(self._open.operations))
+            began, around = len(self._open.operations), stack[-2] if len(stack) > 1 else -1
+            makers = () if self._operations is None else self._operations.makers(given)
+            harm = self._guarded(_any_harm, given)
+            self._open_calls.append((Call(number, began, began, around, makers), harm))
 
     def _open_pass(self, number: int, module: nn.Module, given: Any) -> None:
         self._leave_operations()
@@ -218,9 +221,9 @@ class Looking:
         if again:
             self._guarded(self._follow, number, output, None)
         elif seen is not None:
-            began = self._open_calls.pop()
+            call, given = self._open_calls.pop()
             if not broken:
-                self._guarded(self._look, seen, number, began, output)
+                self._guarded(self._look, seen, call, given, output)
         if not stack and not again:
             self._leave_operations()
             if seen is not None:
@@ -241,17 +244,19 @@ class Looking:
         numbers.append(torch._C._autograd._get_sequence_nr())
         modules.append(number)
 
-    def _look(self, seen: Pass, number: int, began: int, output: Any) -> None:
-        given = [x for x in map(readable, tensors_in(output)) if x is not None]
-        given = [x for x in given if x.device == given[0].device]
-        if given:
-            found = row(given[0])
-            for other in given[1:]:
+    def _look(self, seen: Pass, call: Call, given: Tensor | None, output: Any) -> None:
+        made = [x for x in map(readable, tensors_in(output)) if x is not None]
+        made = [x for x in made if x.device == made[0].device]
+        if made:
+            found = row(made[0])
+            for other in made[1:]:
                 found = torch.cat([found[:FINITE], found[FINITE:] + row(other)[FINITE:]])
-            seen.rows.add(number, found)
+            seen.rows.add(call.module, found)
             seen.bad.add(len(seen.calls), found[FINITE] < found[-1])
-            seen.calls.append((number, began, len(seen.operations)))
-        self._follow(number, output, seen)
+            if given is not None:
+                seen.given.add(len(seen.calls), given)
+            seen.calls.append(call._replace(ended=len(seen.operations)))
+        self._follow(call.module, output, seen)
 
     def _follow(self, number: int, output: Any, seen: Pass | None) -> None:
         """Look at the gradient of an output when the backward pass comes by."""
@@ -396,6 +401,10 @@ def _any_bad(value: Any) -> Tensor | None:
     found = [x for x in map(readable, tensors_in(value)) if x is not None]
     found = [x for x in found if x.device == found[0].device]
     return is_bad(found) if found else None
+
+
+def _any_harm(value: Any) -> Tensor | None:
+    return is_harm(tensors_in(value))
 
 
 def _in_full() -> Any:

@@ -99,6 +99,20 @@ def is_bad(tensors: Sequence[Tensor]) -> Tensor:
     return ~finite
 
 
+def is_harm(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return whether any element of some tensors, as they come, is not finite, 0-D; None where there is none to look at.
+
+    -Inf of what takes no gradient is left aside: masks are made of it.
+    """
+    found: Tensor | None = None
+    for x, takes_gradient in ((readable(one), one.requires_grad) for one in tensors):
+        if x is not None and (found is None or x.device == found.device):
+            low, high = torch.aminmax(x)
+            harm = ~torch.isfinite(high) | ~torch.isfinite(low) if takes_gradient else ~(high < math.inf)
+            found = harm if found is None else found | harm
+    return found
+
+
 def first(flags: Tensor, most: int) -> Tensor:
     """Return the numbers of the first flags that are set, ascending, up to ``most`` of them; behind the last, their count."""
     count = flags.numel()

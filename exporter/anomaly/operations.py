@@ -7,16 +7,17 @@ It is entered where the outermost module begins and left where it ends, so that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from .gathering import IN_PASS, Called, Pass
-from .numbers import is_bad, readable, tensors_in
+from .gathering import IN_PASS, Pass
+from .numbers import is_bad, is_harm, readable, tensors_in
 from .where import Sites
 
 #: Operations that write what they are told, or leave memory as it is: nothing that is not finite is their doing.
@@ -73,7 +74,8 @@ class Operations(TorchFunctionMode):
         self._pass = seen
         self._sites = sites
         self._guard = guard
-        self._known: dict[Any, Called] = {}
+        #: The operations that made a tensor: the last one, or several of which it was put together.
+        self._makers: MutableMapping[Tensor, tuple[int, ...]] = WeakTensorKeyDictionary()
         self.entered = False
         self.active = True
 
@@ -101,27 +103,55 @@ class Operations(TorchFunctionMode):
         """Let it run, and look at what went in and what came out."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        apart = not self.active or name in FILLING or name == "__get__" or len(self._pass.operations) >= IN_PASS
+        apart = not self.active or len(self._pass.operations) >= IN_PASS
         if apart or sys._getframe(1).f_code.co_filename.startswith(BESIDE):
             return func(*args, **kwargs)
+        if name == "__get__":
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor):
+                self._guard(self._handed_on, result, args)
+            return result
         before = self._guard(self._before, args, kwargs)
+        sources = self.makers([args, kwargs])
         result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor | tuple | list):
-            self._guard(self._after, func, name, before, result)
+        written = args[0] if name == "__setitem__" else result
+        if isinstance(written, torch.Tensor | tuple | list) and (name not in FILLING or before is not None):
+            self._guard(self._after, name, before, sources, written)
         return result
+
+    def makers(self, given: Any) -> tuple[int, ...]:
+        """Return the operations that made the tensors in ``given``."""
+        found: tuple[int, ...] | None = self._guard(self._makers_of, given)
+        return found or ()
+
+    def _makers_of(self, given: Any) -> tuple[int, ...]:
+        return tuple(sorted({maker for x in tensors_in(given) for maker in self._makers.get(x, ())}))
+
+    def _handed_on(self, written: Tensor, given: Any) -> None:
+        self._makers[written] = self._makers_of(given)
 
     def _before(self, args: Any, kwargs: Any) -> Tensor | None:
         taken = [x for x in map(readable, tensors_in([args, kwargs])) if x is not None]
         taken = [x for x in taken if x.device == taken[0].device]
         return is_bad(taken) if taken else None
 
-    def _after(self, func: Any, name: str, before: Tensor | None, result: Any) -> None:
+    def _after(self, name: str, before: Tensor | None, sources: tuple[int, ...], result: Any) -> None:
         given = [x for x in map(readable, tensors_in(result)) if x is not None]
         given = [x for x in given if x.device == given[0].device]
         if not given:
             return
-        bad = is_bad(given)
+        bad, made = is_bad(given), tensors_in(result)
+        harm = bad if all(x.requires_grad for x in made) else is_harm(made)
+        number = len(self._pass.operations)
         if before is not None and before.device == bad.device:
+            self._pass.cured.add(number, before & ~bad)
             bad = bad & ~before
-        self._pass.made.add(len(self._pass.operations), bad)
+            harm = None if harm is None else harm & ~before
+        if name not in FILLING:
+            self._pass.made.add(number, bad)
+            if harm is not None:
+                self._pass.harm.add(number, harm)
+        for x in made:
+            self._makers[x] = (number,)
+        self._pass.sources.append(sources)
         self._pass.operations.append((name.strip("_") if name.startswith("__") else name, self._sites.here()))

@@ -142,3 +142,47 @@ class Overflowing(nn.Module):
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
         found: torch.Tensor = scores.softmax(-1) @ v
         return found
+
+
+class BeforeTheChild(Faulty):
+    """A fault in a module's own forward, before what it calls: the child is only given it. Beside it lies what does no harm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x.detach()
+        shares = (kept + torch.log((torch.arange(x.shape[-1]) % 2).to(x.dtype))).softmax(-1)
+        x = x + torch.where(kept > 1e9, kept / (kept * 0.0).abs(), shares)
+        found: torch.Tensor = self.inner(self.fault(x)[:, :].contiguous() if self.on else x)
+        return found
+
+
+class LogBeforeTheChild(BeforeTheChild):
+    """NaN."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        below = -1.0 - x.abs()
+        return torch.log(below)  # here
+
+
+class LogOfNothingBeforeTheChild(BeforeTheChild):
+    """-Inf alone, of what is trained: no mask."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        nothing = x * 0.0
+        return torch.log(nothing)  # here
+
+
+class ScaledBeforeTheChild(BeforeTheChild):
+    """A factor that is no number, in the arithmetic of a norm; handed on by what is no arithmetic."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = (x - x.mean()) * math.nan  # here
+        return torch.where(torch.ones_like(x) > 0, scaled.clone(), x).mT.mT
+
+
+class WrittenBeforeTheChild(BeforeTheChild):
+    """Written, by no operation."""
+
+    def fault(self, x: torch.Tensor) -> torch.Tensor:
+        written = x.clone()
+        written[0] = math.nan
+        return written
