@@ -15,6 +15,7 @@ from msgspec import Struct
 from .baseline import Baseline, above, baseline, below
 from .block import Bools, Floats, Ints
 from .broken import Broken
+from .damaged import Damaged
 from .devices import Told, failed
 from .events import Events
 from .looked import Looked
@@ -116,6 +117,7 @@ class Facts:
     broken: tuple[Broken, ...] = ()  #: modules that were the first without a finite value, all of one step
     devices: tuple[Told, ...] = ()  #: errors of the ranks' devices near the onset, the weightiest first
     looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
+    damaged: tuple[Damaged, ...] = ()  #: rows of the tables of tokens found damaged near the onset, all of one step
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
-from . import acting, aftermath, broken, devices, devices_told, failing, looked, machines, progress, standstill
+from . import acting, aftermath, broken, damaged, devices, devices_told, failing, looked, machines, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
@@ -208,6 +208,8 @@ def _happened(turn: Turn, value: Happened) -> None:
         broken.take(alive.broken, value.rank, event)
     elif event.kind == "anomaly":
         looked.take(alive.looked, value.rank, event)
+    elif event.kind == "embedding_rows":
+        damaged.take(alive.damaged, value.rank, event)
     elif event.kind == devices.KIND and devices.take(alive.devices, value.rank, event, alive.machines.hosts):
         devices_told.device_failed(turn, run, alive)
     elif event.kind == "checkpoint":

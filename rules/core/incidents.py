@@ -10,7 +10,7 @@ import numpy as np
 from trainwarden.record import Step
 from trainwarden.rules.core.counted import counted
 
-from . import broken, devices, looked
+from . import broken, damaged, devices, looked
 from .attribution import Cause, attribute
 from .baseline import Baseline
 from .delivery import pin, quarantine, rank
@@ -45,7 +45,7 @@ RANK_STEPS = 2
 #: Verdicts of rules that compare long windows: they hold long after what they see began.
 OF_WINDOWS = ("level_shift", "drift")
 #: Findings that stand in the summary.
-IN_WORDS = ("after_event", "period", "first_module", "close_look", "device_error")
+IN_WORDS = ("after_event", "period", "first_module", "close_look", "damaged_rows", "device_error")
 #: Closed incidents that a run remembers.
 REMEMBERED = 20
 #: Records after its opening at which an incident is judged one by one; later, every eighth.
@@ -277,6 +277,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         devices=devices.near(alive.devices, incident.onset, now, trace.stride()),
         broken=broken.first(alive.broken, incident.onset - incident.uncertainty, now),
         looked=looked.first(alive.looked, incident.onset - incident.uncertainty, now),
+        damaged=damaged.first(alive.damaged, incident.onset - incident.uncertainty - damaged.LOOK, now),
         below=alive.below,
         whose=whose_of(incident, alive),
         versions=alive.machines.versions,

@@ -20,6 +20,7 @@ from trainwarden.record import Ranges
 from .baseline import Baseline
 from .block import Parent
 from .broken import Broken
+from .damaged import Damaged
 from .devices import Told
 from .events import Events
 from .facts import Finding
@@ -286,6 +287,7 @@ class Alive(Struct):
     machines: Machines = field(default_factory=Machines)
     broken: list[Broken] = field(default_factory=list)
     looked: list[Looked] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
     devices: list[Told] = field(default_factory=list)
     changes: list[Announced] = field(default_factory=list)
     next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.exporter.gpt import batch, gpt, loss_on
-from tests.exporter.runs import steps, watch
+from tests.exporter.runs import events, steps, watch
 from tests.rules.test_default_pack import fired, stream
+from trainwarden.rules.core.damaged import Damaged, few, sentence, take
 
 RULE = "TrainingEmbeddingRowDamaged"
 
@@ -80,3 +81,26 @@ def test_a_real_row_that_is_ruined_is_seen_and_one_of_a_healthy_run_is_not(tmp_p
         found[kind] = fired(steps(exporter, tmp_path / kind))
     assert RULE not in found["healthy"]
     assert 30 <= found["ruined"][RULE][0] <= 60
+
+
+def test_the_event_of_a_real_row_that_is_ruined_names_its_token_in_the_judgement(tmp_path: Path) -> None:
+    model = gpt(vocabulary=48)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    exporter = watch(model, optimizer, tmp_path, cadence=2, preflight=False)
+    for step in range(1, 62):
+        if step == 30:
+            with torch.no_grad():
+                model.wte.weight[7] *= 200
+        optimizer.zero_grad()
+        loss = loss_on(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        exporter.step(loss)
+    steps(exporter, tmp_path)
+    known: list[Damaged] = []
+    for event in events(tmp_path, "embedding_rows"):
+        take(known, 0, event)
+    assert [(one.table, one.ids) for one in known] == [("token", (7,))]
+    assert few(known)
+    assert not known[0].nonfinite
+    assert sentence(known).startswith("The row of token 7 was found damaged in the embedding at step ")
