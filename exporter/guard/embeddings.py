@@ -48,8 +48,13 @@ def shrink(model: nn.Module, alpha: float, modules: Sequence[nn.Module] | None) 
     A module that has the hook already is given the new ``alpha``; 1 takes it off.
 
     Raises:
-        TypeError, ValueError: ``alpha`` is not within 0 to 1, nothing of ``model`` is an embedding, or a module is not its own.
+        TypeError: ``model`` is no module.
+        ValueError: ``alpha`` is not within 0 to 1, nothing of ``model`` is an embedding, or a module is not its own.
     """
+    if not isinstance(model, nn.Module):
+        meant = isinstance(model, int | float) and not isinstance(model, bool)
+        hint = f": the share has a name, shrink_embeddings(alpha={model!r})" if meant else ""
+        raise TypeError(f"model: {model!r} is no torch.nn.Module{hint}")
     if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
         raise ValueError(f"alpha: {alpha!r} is not from 0 to 1")
     names = {id(module): clean(name) for name, module in model.named_modules()}

@@ -154,6 +154,7 @@ class Guard:
         compiled. It holds also where the exporter is off: it is arithmetic of the model. Source: GLM-130B, arXiv 2210.02414.
 
         Raises:
+            TypeError: ``model`` is no module; a bare ``shrink_embeddings(0.5)`` is told to write ``alpha=0.5``.
             ValueError: ``alpha`` is not within 0 to 1, nothing is an embedding, or a module is not the model's.
         """
         found = shrink(self._model if model is None else model, alpha, modules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,15 @@ def test_switched_off_the_exporter_still_shrinks(tmp_path: Path, monkeypatch: py
     Guard(exporter).shrink_embeddings()
     _, shrunk = gradients(model)
     torch.testing.assert_close(shrunk["wte.weight"], whole["wte.weight"] * 0.1)
+
+
+@pytest.mark.parametrize("given", [0.5, 1, "wte"])
+def test_a_share_in_the_place_of_the_model_is_one_sentence_that_says_how_it_is_written(
+    tmp_path: Path, given: object
+) -> None:
+    model = make()
+    exporter = watch(model, torch.optim.SGD(model.parameters()), tmp_path)
+    said = rf"^model: {re.escape(repr(given))} is no torch\.nn\.Module"
+    with pytest.raises(TypeError, match=said + ("" if given == "wte" else rf".*shrink_embeddings\(alpha={given}\)$")):
+        Guard(exporter).shrink_embeddings(given)  # type: ignore[arg-type]
+    exporter.close()
