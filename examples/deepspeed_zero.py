@@ -5,7 +5,7 @@
 
 In bfloat16, with gradient accumulation and clipping. Its records stay in ``.trainwarden/deepspeed-zero``, its checkpoints in
 ``.trainwarden/deepspeed-zero-state``. Called again, it goes on from there, for as many steps more, with as many ranks as before: DeepSpeed's
-own checkpoints hold the partitions of each.
+own checkpoints hold the partitions of each. One of another number of ranks, or of a stage that cut otherwise, is refused.
 """
 
 from __future__ import annotations
@@ -55,10 +55,39 @@ def begin() -> None:
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
 
 
+def refuse_another_partition(folder: Path, stage: int) -> None:
+    """End the process where the newest checkpoint is cut otherwise than this run's state: DeepSpeed has a bare assertion for it.
+
+    What its files are called tells. Stages 1 and 2 cut alike; stage 0 does not cut, so any number of ranks loads it.
+    """
+    latest = folder / "latest"
+    if not latest.is_file():
+        return
+    tag = folder / latest.read_text().strip()
+    parts = len(list(tag.glob("*zero_pp_rank_*_optim_states.pt")))
+    kind = 0 if not parts else 3 if any(tag.glob("zero_pp_rank_*_model_states.pt")) else 2
+    ranks = torch.distributed.get_world_size()
+    if kind == (2 if stage == 1 else stage) and parts in (0, ranks):
+        return
+    found = {0: "ZeRO 0", 2: "ZeRO 1 or 2", 3: "ZeRO 3"}[kind]
+    cut, own = (f" with {count} rank{'' if count == 1 else 's'}" if count else "" for count in (parts, ranks))
+    if torch.distributed.get_rank() == 0:
+        print(
+            f"deepspeed_zero: {tag} is of {found}{cut}, this run of ZeRO {stage}{own}, which DeepSpeed cannot load: "
+            f"call it as before, or remove {folder} and {folder.with_name('deepspeed-zero')}",
+            file=sys.stderr,
+            flush=True,
+        )
+    torch.distributed.barrier()  # a launcher ends all with the first: not before it is said
+    torch.distributed.destroy_process_group()
+    sys.exit(1)
+
+
 def main(steps: int = 40, stage: int = 2) -> None:
     """Train for some steps."""
     begin()
     folder = Path(os.environ.get("TRAINWARDEN_DIR") or ".trainwarden") / "deepspeed-zero-state"
+    refuse_another_partition(folder, stage)
     text = torch.tensor(list(Path(__file__).read_bytes()))
     rows = [text[at : at + LENGTH] for at in range(len(text) - LENGTH)]
     sizes: dict[str, Any] = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}

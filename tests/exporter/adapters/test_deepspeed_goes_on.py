@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -205,3 +206,40 @@ def test_the_example_does_what_its_page_says_and_a_second_call_goes_on(tmp_path:
     assert [record.samples for record in found] == [[(16 * step, 16 * step + 16)] for step in range(43)]
     assert all(record.value("grad_norm") and record.value("batch_unique_token_ratio") for record in found)
     assert events(tmp_path / ".trainwarden", "start", "deepspeed-zero")[1].fields["resumed_from"]["step"] == 40
+
+
+@pytest.mark.slow
+def test_the_example_refuses_a_checkpoint_of_another_partition_in_one_sentence_that_says_what_to_remove(
+    tmp_path: Path,
+) -> None:
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    environment["TRAINWARDEN_DIR"] = str(tmp_path / "kept")
+    example = str(ROOT / "examples/deepspeed_zero.py")
+
+    def call(stage: int, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        command = [sys.executable, *launcher, example, "2", str(stage)]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def refused(stage: int, ranks: int, of: str) -> None:
+        ran = call(stage, ranks)
+        assert ran.returncode == 1
+        assert ran.stderr.count("deepspeed_zero: ") == 1
+        (said,) = [line for line in ran.stderr.splitlines() if line.startswith("deepspeed_zero: ")]
+        assert f"{tmp_path}/kept/deepspeed-zero-state/" in said
+        assert f"is of {of}" in said
+        assert said.endswith(f"remove {tmp_path}/kept/deepspeed-zero-state and {tmp_path}/kept/deepspeed-zero")
+        assert "AssertionError" not in ran.stderr
+
+    assert "steps 1 to 2 under ZeRO 2" in call(2).stdout
+    refused(3, 1, "ZeRO 1 or 2 with 1 rank,")
+    refused(0, 1, "ZeRO 1 or 2 with 1 rank,")
+    refused(2, 2, "ZeRO 1 or 2 with 1 rank,")
+    assert "steps 3 to 4 under ZeRO 1" in call(1).stdout  # which DeepSpeed loads
+    for name in ("deepspeed-zero-state", "deepspeed-zero"):
+        shutil.rmtree(tmp_path / "kept" / name)  # as it said
+    assert "steps 1 to 2 under ZeRO 3" in call(3, 2).stdout
+    refused(3, 1, "ZeRO 3 with 2 ranks,")
+    refused(2, 2, "ZeRO 3 with 2 ranks,")
