@@ -43,17 +43,18 @@ def step(number, each=lambda: None):
     most = max(most, exporter._parts.observer.seconds - watched - waiting)
 """
 
-#: They say that they are ready, go on until the side group is closed by what befalls one of them, and for some steps more.
+#: They say that they are ready once some steps are combined, go on until the side group is closed by what befalls one of them, and for some steps more.
 UNTIL_IT_IS_CUT = (
     ALONE
     + """
 side = exporter._parts.side
 until(lambda: side.rounds > 2)
-number = 0
+number, ready = 0, False
 while side.open and number < 3000:
     number += 1
     step(number)
-    if number == 20:
+    if not ready and side.combined > 20:
+        ready = True
         say(ready=True)
     time.sleep(0.01)
 for number in range(number + 1, number + 20):
