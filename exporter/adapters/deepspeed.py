@@ -9,7 +9,6 @@ engine; only :func:`attach` raises, on an argument of no use.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from trainwarden.exporter.checkpoints import catalogue
 from trainwarden.exporter.exporter import Exporter
+from trainwarden.exporter.hooks.replaced import go_through
 from trainwarden.exporter.partitions import (
     FlatUpdates,
     class_names,
@@ -153,20 +153,8 @@ class DeepSpeedExporter(Exporter):
 
     def _listen(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Have a method of this one engine go through ``around``, if it has it."""
-        original = getattr(owner, name, None)
-        if not callable(original):
-            return
-
-        @functools.wraps(original)
-        def mine(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        def undo() -> None:
-            if vars(owner).get(name) is mine:
-                delattr(owner, name)
-
-        setattr(owner, name, mine)
-        self._undo.append(undo)
+        if callable(getattr(owner, name, None)):
+            self._undo.append(go_through(owner, name, around))
 
     def _describe(self) -> None:
         """Tell what the engine is, and take back what was told of the optimizer that stands in for its own."""

@@ -7,7 +7,6 @@ say which rank's copy counts. Nothing here issues a collective or raises into th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from trainwarden.exporter.drain import Call
 from trainwarden.exporter.exporter import Exporter
 from trainwarden.exporter.hooks import clipping
+from trainwarden.exporter.hooks.replaced import go_through
 from trainwarden.exporter.loader.counted import CountedSamples
 from trainwarden.exporter.watched import Told
 from trainwarden.names import own_name
@@ -244,19 +244,7 @@ class MegatronExporter(Exporter):
 
     def _listen(self, name: str, around: Callable[..., Any]) -> None:
         """Have a method of this one optimizer go through ``around``."""
-        owner = self._megatron
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def mine(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        def undo() -> None:
-            if vars(owner).get(name) is mine:
-                delattr(owner, name)
-
-        setattr(owner, name, mine)
-        self._undo.append(undo)
+        self._undo.append(go_through(self._megatron, name, around))
 
     def _prepared(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Gradients are reduced, in full precision and without loss scale, and not clipped yet."""

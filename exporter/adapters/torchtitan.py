@@ -9,7 +9,6 @@ No fault of this file reaches the trainer; only :func:`attach` itself raises, on
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from trainwarden.exporter.exporter import Exporter
+from trainwarden.exporter.hooks.replaced import go_through
 from trainwarden.exporter.loader import Skips, WatchedLoader
 from trainwarden.exporter.loader.plain import PlainLoader
 from trainwarden.exporter.loader.stateful import StatefulLoader
@@ -122,20 +122,8 @@ class _Attached:
 
     def _listen(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Have a method of this one object go through ``around``, if it has it."""
-        original = getattr(owner, name, None)
-        if not callable(original):
-            return
-
-        @functools.wraps(original)
-        def mine(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        def undo() -> None:
-            if vars(owner).get(name) is mine:
-                delattr(owner, name)
-
-        setattr(owner, name, mine)
-        self._undo.append(undo)
+        if callable(getattr(owner, name, None)):
+            self._undo.append(go_through(owner, name, around))
 
     def _quietly(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         """Let no fault of ours reach the trainer."""

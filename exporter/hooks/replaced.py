@@ -1,4 +1,4 @@
-"""Functions of others' that are given a wrapper of ours while somebody listens, and given back when nobody does.
+"""Functions and methods of others' that are given a wrapper of ours while somebody listens, and given back when nobody does.
 
 Where somebody else has put a wrapper of his own around ours in the meantime, his stays, and so does ours inside of it: it
 tells nobody then, and is not put there a second time when somebody listens again.
@@ -6,6 +6,7 @@ tells nobody then, and is not put there a second time when somebody listens agai
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -66,6 +67,26 @@ def named_as(wrapper: Wrapper, original: Any, module: str | None = None) -> Wrap
     named.__doc__, named.__name__, named.__qualname__ = original.__doc__, original.__name__, original.__qualname__
     named.__module__ = original.__module__ if module is None else module
     return wrapper
+
+
+def go_through(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Have a method of this one object go through ``around``, which is given the method first; return what undoes that.
+
+    Raises:
+        AttributeError: the object has no such method.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    def undo() -> None:
+        if vars(owner).get(name) is mine:
+            delattr(owner, name)
+
+    setattr(owner, name, mine)
+    return undo
 
 
 def _set(owner: type[Any] | ModuleType, name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.receiver.requested import Receiving
-from tests.receiver.supervised import Supervised
+from tests.receiver.supervised import TOY, Supervised
 
 
 @pytest.fixture
@@ -25,3 +25,14 @@ def receiving(supervised: Supervised) -> Iterator[Receiving]:
     found = Receiving(supervised.run.path.parent)
     yield found
     found.end()
+
+
+@pytest.fixture
+def running(supervised: Supervised, receiving: Receiving) -> Supervised:
+    """Attempt 0 of a toy runs, a checkpoint lies there, a receiver listens."""
+    supervised.write_toy(TOY)
+    supervised.start()
+    receiving.checkpoint()
+    receiving.start()
+    supervised.wait_for("ready 0")
+    return supervised

@@ -25,6 +25,9 @@ base, run, grace, limit, *command = sys.argv[1:]
 sys.exit(supervise(command, run=run, base=Path(base), grace=float(grace), max_restarts=int(limit)))
 """
 
+#: Says that it is ready and trains for ever.
+TOY = "say('ready', attempt)\nwhile True: time.sleep(0.05)\n"
+
 #: Every toy begins so: it says in LOG who runs, and shouts if another trainer of the run is alive.
 PRELUDE = """
 import fcntl, os, signal, subprocess, sys, time

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.receiver.requested import Receiving
 from tests.receiver.supervised import Supervised
 from trainwarden.plan import CloseLook
 from trainwarden.webhook import encode_envelope
-
-TOY = "say('ready', attempt)\nwhile True: time.sleep(0.05)\n"
-
-
-@pytest.fixture
-def running(supervised: Supervised, receiving: Receiving) -> Supervised:
-    supervised.write_toy(TOY)
-    supervised.start()
-    receiving.checkpoint()
-    receiving.start()
-    supervised.wait_for("ready 0")
-    return supervised
 
 
 def test_the_steps_arrive_in_the_plan_file_as_they_were_sent_and_garbled_ones_stop_nothing(

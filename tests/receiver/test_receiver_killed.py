@@ -11,11 +11,10 @@ import requests
 
 from tests.real import wait_until
 from tests.receiver.requested import Receiving
-from tests.receiver.supervised import Supervised
+from tests.receiver.supervised import TOY, Supervised
 from trainwarden.receiver.ledger import Ledger
 from trainwarden.receiver.schedulers.local import LocalScheduler
 
-TOY = "say('ready', attempt)\nwhile True: time.sleep(0.05)\n"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TOY
 
 STEPS = [

@@ -17,22 +17,9 @@ import requests
 
 from tests.real import need_program, wait_until
 from tests.receiver.requested import Receiving, fill, id_of, mounted, unmounted
-from tests.receiver.supervised import Supervised
+from tests.receiver.supervised import TOY, Supervised
 from trainwarden.plan import Ledger, LedgerEntry, Target
 from trainwarden.webhook import encode_envelope
-
-TOY = "say('ready', attempt)\nwhile True: time.sleep(0.05)\n"
-
-
-@pytest.fixture
-def running(supervised: Supervised, receiving: Receiving) -> Supervised:
-    """Attempt 0 of a toy runs, a checkpoint lies there, a receiver listens."""
-    supervised.write_toy(TOY)
-    supervised.start()
-    receiving.checkpoint()
-    receiving.start()
-    supervised.wait_for("ready 0")
-    return supervised
 
 
 def untouched(supervised: Supervised) -> None:

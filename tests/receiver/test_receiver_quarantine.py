@@ -6,27 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.receiver.requested import Receiving, id_of
 from tests.receiver.supervised import Supervised
 from trainwarden.plan import Quarantine, Target
 from trainwarden.receiver.restarts import completed_checkpoint
 from trainwarden.record import Event, encode_line
 from trainwarden.runfolder import QUARANTINED, RunFolder
-
-TOY = "say('ready', attempt)\nwhile True: time.sleep(0.05)\n"
-
-
-@pytest.fixture
-def running(supervised: Supervised, receiving: Receiving) -> Supervised:
-    """Attempt 0 of a toy runs, a checkpoint lies there, a receiver listens."""
-    supervised.write_toy(TOY)
-    supervised.start()
-    receiving.checkpoint()
-    receiving.start()
-    supervised.wait_for("ready 0")
-    return supervised
 
 
 def test_a_request_is_a_plan_file_and_ends_nothing(running: Supervised, receiving: Receiving) -> None:
