@@ -200,6 +200,7 @@ loss_of(model, 1).backward()
 optimizer.step()
 exporter.step()
 exporter.close()
+dist.barrier()  # rank 0 holds the store in which the other one finds who this start is
 """
     for each in run(body, tmp_path, world=2):
         (event,) = events(tmp_path, "side_group", rank=each.rank)
