@@ -179,10 +179,8 @@ def test_the_page_of_a_rule_shows_it_as_it_is_and_says_what_to_look_at_first(pag
         assert rule == known
 
 
-def test_every_case_that_anything_refers_to_is_in_the_page_of_cases_with_the_test_that_shows_it() -> None:
-    page = (ROOT / "docs/cases.md").read_text()
-    rows = dict(re.findall(r"^\| ([A-F]\d\d) \| .+ \| \[.+\]\(https://\S+\) \| (.+) \|$", page, re.MULTILINE))
-    assert len(rows) == len(re.findall(r"^\| [A-F]\d\d ", page, re.MULTILINE))
+def test_every_case_that_anything_refers_to_is_in_the_page_of_cases() -> None:
+    rows = re.findall(r"^\| ([A-F]\d\d) ", (ROOT / "docs/cases.md").read_text(), re.MULTILINE)
     known = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
     named = {found.upper() for text in known.values() for found in re.findall(r"\bdef test_([a-f]\d\d)_", text)}
     for room in ("docs", "rules", "exporter", "src", "deploy", "examples", "bench", "tests"):
@@ -191,11 +189,6 @@ def test_every_case_that_anything_refers_to_is_in_the_page_of_cases_with_the_tes
                 for found in re.findall(r"\bcases? ([A-F]\d\d(?:(?:,| and|, and)\s+[A-F]\d\d)*)", path.read_text()):
                     named.update(re.findall(r"[A-F]\d\d", found))
     assert sorted(named - set(rows)) == []
-    for case, tests in rows.items():
-        shown = {path for path, text in known.items() if f"def test_{case.lower()}_" in text and "cases" in path.parts}
-        linked = {(ROOT / "docs" / found).resolve() for found in re.findall(r"\((\S+)\)", tests)}
-        assert linked, case
-        assert linked <= shown, case
 
 
 def test_the_page_of_incidents_names_every_word_that_an_incident_can_hold() -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from tests.cases.build import Row, judge, rows, steady
+from tests.cases.registry import case
 
 LOG_A01 = {
     31214: (2.198845, 0.242),
@@ -21,6 +22,7 @@ LOG_A01 = {
 }
 
 
+@case("A01")
 def test_a01_a_spike_of_which_the_gradient_tells_first_heals_without_an_action() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         loss, norm = 2.2 + 0.02 * float(chance.normal()), abs(0.2 + 0.05 * float(chance.normal()))
@@ -42,6 +44,7 @@ def test_a01_a_spike_of_which_the_gradient_tells_first_heals_without_an_action()
     assert incident["cause"]["name"] != "data"
 
 
+@case("A03")
 def test_a03_a_divergence_at_the_end_of_the_warm_up_is_a_page() -> None:
     climb = {6900: 6.365808, 6910: 6.598378, 6920: 7.314456, 6930: 9.121927}
 
@@ -55,6 +58,7 @@ def test_a03_a_divergence_at_the_end_of_the_warm_up_is_a_page() -> None:
     assert page["verdict"] in ("divergence", "level_shift")
 
 
+@case("A04")
 def test_a04_the_suspect_batch_is_that_of_the_gradient_and_not_that_of_the_loss() -> None:
     bad = {11447: (3.114286, 262623.331), 11448: (7.71234, 254699.302)}
 
@@ -72,6 +76,7 @@ def test_a04_the_suspect_batch_is_that_of_the_gradient_and_not_that_of_the_loss(
     assert first <= 11446 * 432 < 11447 * 432 <= end
 
 
+@case("A11")
 def test_a11_a_spike_that_settles_a_little_high_is_a_level_shift_and_a_page() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         level = 1.96 - 1e-6 * step
@@ -87,6 +92,7 @@ def test_a11_a_spike_that_settles_a_little_high_is_a_level_shift_and_a_page() ->
     assert page["state"] != "recovered"
 
 
+@case("A13")
 def test_a13_a_masked_nan_is_one_numeric_page_and_no_convergence() -> None:
     healthy = rows(1, 300, steady(0.2, 0.03, grad_norm=(1.0, 0.1)))
     broken: list[tuple[int, Row]] = [(301, {"loss": 0.2051, "grad_norm": math.nan})]
@@ -99,6 +105,7 @@ def test_a13_a_masked_nan_is_one_numeric_page_and_no_convergence() -> None:
     assert "masked_nonfinite" in found.kinds
 
 
+@case("A15")
 def test_a15_skips_of_a_scaler_within_an_averaged_window_page_nobody() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         nan = step in (2400, 2500)
@@ -110,6 +117,7 @@ def test_a15_skips_of_a_scaler_within_an_averaged_window_page_nobody() -> None:
     assert found.told == []
 
 
+@case("A17")
 def test_a17_a_batch_without_targets_is_a_matter_of_the_data() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         empty = step in (400, 450)
@@ -121,6 +129,7 @@ def test_a17_a_batch_without_targets_is_a_matter_of_the_data() -> None:
     assert found.told[0]["cause"]["name"] == "data"
 
 
+@case("A18")
 def test_a18_a_nan_behind_a_running_mean_pages_by_the_counter() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         broken = step >= 400
@@ -134,6 +143,7 @@ def test_a18_a_nan_behind_a_running_mean_pages_by_the_counter() -> None:
     assert "repeated_signal" in found.kinds
 
 
+@case("A29")
 def test_a29_bumps_at_each_border_of_a_shard_are_periodic_and_page_nobody() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         since = step % 1000
@@ -146,6 +156,7 @@ def test_a29_bumps_at_each_border_of_a_shard_are_periodic_and_page_nobody() -> N
     assert found.told[-1]["opened_step"] <= 5100
 
 
+@case("A30")
 def test_a30_a_loss_that_is_logged_times_eight_after_a_restart_is_no_spike() -> None:
     before = rows(1, 1000, steady(2.1, 0.02))
     after = rows(1001, 1400, steady(16.8, 0.16), seed=1)
@@ -154,6 +165,7 @@ def test_a30_a_loss_that_is_logged_times_eight_after_a_restart_is_no_spike() -> 
     assert "logging_scale_change" in found.kinds
 
 
+@case("A43")
 def test_a43_a_value_within_the_noise_is_nothing_and_nan_is_a_page() -> None:
     noisy = [3.9883, 3.9408, 3.9994, 4.0977, 4.1535, 3.9453, 3.8993, 3.8853, 4.249]
     log = [(2920 + 10 * place, {"loss": loss}) for place, loss in enumerate([*noisy, *[math.nan] * 6])]

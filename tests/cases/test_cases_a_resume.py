@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Row, Verdicts, judge, play, rows, steady
+from tests.cases.registry import case
 from trainwarden.record import Event, Step
 from trainwarden.rules.core.inputs import Start
 
@@ -28,6 +29,7 @@ def biased(steps: int, beta1: float = 0.9, beta2: float = 0.95) -> float:
     return math.sqrt(1 - beta2**steps) / (1 - beta1**steps) if steps > 0 else 1.0
 
 
+@case("A05")
 def test_a05_a_counter_that_was_not_restored_is_the_optimizers_state_and_no_rollback() -> None:
     bumps = {0: 0.0, 1: 1.707, 2: 1.3, 3: 1.0, 4: 0.8, 5: 0.6, 6: 0.45, 7: 0.3, 8: 0.2}
 
@@ -48,6 +50,7 @@ def test_a05_a_counter_that_was_not_restored_is_the_optimizers_state_and_no_roll
     assert any("step counter is 1 at step 17061" in one["says"] for one in incident["evidence"])
 
 
+@case("A05")
 def test_a05_a_loss_that_stays_high_after_it_goes_to_a_person_and_not_back_to_the_same_checkpoint() -> None:
     def after(step: int, chance: np.random.Generator) -> Row:
         row = counted(step, chance, float(step - 17060), biased(step - 17060))
@@ -66,6 +69,7 @@ def test_a05_a_loss_that_stays_high_after_it_goes_to_a_person_and_not_back_to_th
     assert page["cause"]["name"] == "optimizer_state"
 
 
+@case("A05")
 def test_a05_a_norm_that_repeats_while_the_scale_falls_is_stale() -> None:
     scales = [1048576.0 / 2**place for place in range(6)]
 
@@ -86,6 +90,7 @@ def lr_ramp(step: int) -> float:
     return 3e-5 * min(1.0, (step - 29000) / 1200 * 1.5)
 
 
+@case("A06")
 def test_a06_a_rate_that_begins_again_from_zero_pages_within_five_steps_and_before_the_loss_moves() -> None:
     before = rows(28000, 29000, lambda step, chance: {"loss": 1.9 + 0.02 * float(chance.normal()), "lr": 2.2e-5})
 
@@ -104,6 +109,7 @@ def test_a06_a_rate_that_begins_again_from_zero_pages_within_five_steps_and_befo
     assert [one["action"] for one in found.incidents if one["action"] == "rollback"] == []
 
 
+@case("A06")
 def test_a06_without_a_marked_resume_it_is_found_as_soon() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         rate = 2.2e-5 if step <= 29000 else 6e-5 * (step - 29001) / 2000
@@ -114,6 +120,7 @@ def test_a06_without_a_marked_resume_it_is_found_as_soon() -> None:
     assert page["verdict"] == "mismatch"
 
 
+@case("A07")
 def test_a07_a_bump_at_each_resume_that_heals_pages_nobody_and_is_written_down() -> None:
     attempts = []
     for segment in range(12):
@@ -146,6 +153,7 @@ def packed(step: int, chance: np.random.Generator, resumed: bool) -> Row:
     return {"loss": level + 0.01 * float(chance.normal()), "epoch": step / EPOCH, "lr": 1e-5}
 
 
+@case("A09")
 def test_a09_a_loss_that_is_better_behind_a_resume_is_data_and_its_return_is_no_spike() -> None:
     found = judge(
         rows(1633, 2540, lambda step, chance: packed(step, chance, False)),
@@ -160,6 +168,7 @@ def test_a09_a_loss_that_is_better_behind_a_resume_is_data_and_its_return_is_no_
     assert [one for one in later if one["severity"] == "critical" or one["onset_step"] > 3200] == []
 
 
+@case("A09")
 def test_a09_an_epoch_that_begins_right_behind_a_resume_may_lie_lower() -> None:
     found = judge(
         rows(1633, 3264, lambda step, chance: packed(step, chance, False)),
@@ -176,6 +185,7 @@ def offsets(first: int, last: int, at: int, epochs: bool) -> list[tuple[int, Row
     return rows(first, last, make, seed=first)
 
 
+@case("A21")
 @pytest.mark.parametrize("epochs", [True, False])
 def test_a21_an_offset_that_is_lost_at_the_second_resume_is_a_matter_of_the_data(epochs: bool) -> None:
     found = judge(offsets(1, 30, 0, epochs), offsets(31, 40, 30, epochs), offsets(41, 90, 10, epochs))
@@ -188,12 +198,14 @@ def test_a21_an_offset_that_is_lost_at_the_second_resume_is_a_matter_of_the_data
     assert fault["action"] == "none"
 
 
+@case("A21")
 def test_a21_an_offset_that_goes_back_within_an_epoch_is_one_too_where_no_resume_was_told() -> None:
     found = judge([*offsets(1, 40, 0, True), *offsets(41, 90, 10, True)])
     (fault,) = found.told
     assert (fault["opened_step"], fault["verdict"]) == (41, "mismatch")
 
 
+@case("A21")
 def test_a21_samples_that_a_resume_passes_over_are_never_seen() -> None:
     found = judge(offsets(1, 30, 0, True), offsets(31, 90, 50, True))
     assert [(one["onset_step"], one["cause"]["name"]) for one in found.told] == [(31, "data")]

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Row, judge, rows
+from tests.cases.registry import case
 
 
+@case("B01")
 def test_b01_a_loss_rounded_to_bf16_is_said_to_be_so_and_alerts_nobody() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         return {"loss": 1.6953 + 0.0078125 * max(-5, min(5, round(1.5 * float(chance.normal()))))}
@@ -19,11 +21,13 @@ def test_b01_a_loss_rounded_to_bf16_is_said_to_be_so_and_alerts_nobody() -> None
     assert found.kinds == ["quantised_loss"]
 
 
+@case("B01")
 def test_b01_one_step_of_the_rounding_behind_sixty_equal_values_is_nothing() -> None:
     log: list[tuple[int, Row]] = [(step, {"loss": 1.6875}) for step in range(1, 61)]
     assert judge([*log, (61, {"loss": 1.6953})]).incidents == []
 
 
+@case("B06")
 def test_b06_the_search_for_a_scale_and_a_skip_in_hundreds_alert_nobody() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         scale = 2.0 ** max(11, 17 - step) if step < 500 else 1024.0
@@ -34,6 +38,7 @@ def test_b06_the_search_for_a_scale_and_a_skip_in_hundreds_alert_nobody() -> Non
     assert judge(rows(1, 800, make)).incidents == []
 
 
+@case("B09")
 @pytest.mark.parametrize("height", [0.8, 5.0])
 def test_b09_a_large_spike_hides_no_small_one_behind_it(height: float) -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
@@ -45,6 +50,7 @@ def test_b09_a_large_spike_hides_no_small_one_behind_it(height: float) -> None:
     assert found.pages == []
 
 
+@case("B11")
 def test_b11_a_cool_down_is_nothing_and_a_spike_within_it_is_seen() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         down = max(0, step - 5000) / 1000
@@ -58,6 +64,7 @@ def test_b11_a_cool_down_is_nothing_and_a_spike_within_it_is_seen() -> None:
     assert incident["severity"] == "warning"
 
 
+@case("B13")
 def test_b13_a_gradient_that_grows_over_the_whole_run_is_a_drift_and_no_page() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         norm = (0.5 + 1.5 * step / 200_000) * math.exp(0.1 * float(chance.normal()))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Verdicts, play
+from tests.cases.registry import case
 from tests.rules.replay.logs import placed_of
 
 
@@ -30,6 +31,7 @@ def losses(first: int, last: int, seed: int, same_until: int = 0) -> list[dict[s
     return rows
 
 
+@case("B05")
 def test_b05_steps_that_go_backwards_are_an_attempt_and_what_was_made_twice_is_compared(tmp_path: Path) -> None:
     found = written(tmp_path, losses(1, 212, 0) + losses(201, 500, 1, same_until=212))
     assert found.incidents == []
@@ -43,6 +45,7 @@ def test_b05_steps_that_go_backwards_are_an_attempt_and_what_was_made_twice_is_c
     assert "the state and the data of the first time" in twice["says"]
 
 
+@case("B05")
 def test_b05_what_was_made_twice_with_other_data_is_said_and_alerts_nobody(tmp_path: Path) -> None:
     found = written(tmp_path, losses(1, 212, 0) + losses(201, 500, 1))
     assert found.incidents == []
@@ -50,6 +53,7 @@ def test_b05_what_was_made_twice_with_other_data_is_said_and_alerts_nobody(tmp_p
     assert "not the same numbers" in twice["says"]
 
 
+@case("B05")
 def test_b05_a_divergence_behind_a_step_back_is_seen(tmp_path: Path) -> None:
     rows = losses(1, 212, 0) + losses(201, 500, 1)
     for row in rows[212 + 150 :]:
@@ -58,6 +62,7 @@ def test_b05_a_divergence_behind_a_step_back_is_seen(tmp_path: Path) -> None:
     assert (incident["attempt"], incident["onset_step"]) == (1, 351)
 
 
+@case("B05")
 @pytest.mark.parametrize("first", [0, 1])
 def test_b05_a_counter_that_was_reset_goes_on_from_nothing_that_can_be_compared(tmp_path: Path, first: int) -> None:
     again = [{**row, "lr": 6e-4} for row in losses(first, 300, 1)]
@@ -80,6 +85,7 @@ def table(folder: Path, rows: list[dict[str, Any]]) -> Verdicts:
     return play(placed_of(path)[0])
 
 
+@case("A06")
 def test_a06_in_a_table_without_events_is_found_at_the_first_step_of_the_second_attempt(tmp_path: Path) -> None:
     again = [{**row, "lr": 3e-4 * (row["step"] - 200) / 1000} for row in losses(201, 500, 1)]
     (page,) = table(tmp_path, losses(1, 212, 0) + again).pages
@@ -88,6 +94,7 @@ def test_a06_in_a_table_without_events_is_found_at_the_first_step_of_the_second_
     assert page["action"] == "escalate"
 
 
+@case("A09")
 def test_a09_in_a_table_without_events_is_a_matter_of_the_data(tmp_path: Path) -> None:
     chance = np.random.default_rng(3)
 
@@ -100,6 +107,7 @@ def test_a09_in_a_table_without_events_is_a_matter_of_the_data(tmp_path: Path) -
     assert (fault["verdict"], fault["cause"]["name"], fault["action"]) == ("mismatch", "data", "none")
 
 
+@case("A21")
 def test_a21_as_lines_of_offsets_is_found_at_the_second_resume(tmp_path: Path) -> None:
     # Checkpoints at steps 30 and 40, each with two more steps behind it.
     parts = [(1, 32, 0), (31, 42, 30), (41, 90, 10)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Verdicts, pack
+from tests.cases.registry import case
 from trainwarden.record import Event, Step
 from trainwarden.rules.core.inputs import Start
 from trainwarden.rules.core.settings import Settings
@@ -70,6 +71,7 @@ def a39(breaks: dict[int, float], every: int = 2500, how: str = "evaluation") ->
     return judge(1, 10_400, make, events)
 
 
+@case("A39")
 @pytest.mark.parametrize("how", ["evaluation", "phase"])
 def test_a39_what_breaks_behind_two_evaluations_is_their_side_effect_and_no_bad_batch(how: str) -> None:
     found = a39({2500: 1.5, 10_000: 2.84}, how=how)
@@ -87,16 +89,19 @@ def test_a39_what_breaks_behind_two_evaluations_is_their_side_effect_and_no_bad_
     assert all(one["plan"] is None or not one["plan"]["skip_samples"] for one in found.incidents)
 
 
+@case("A39")
 def test_a39_evaluations_without_an_effect_say_nothing() -> None:
     assert a39({}).told == []
 
 
+@case("A39")
 def test_a39_spikes_anywhere_are_none_of_the_evaluations() -> None:
     found = a39({2600: 1.5, 6100: 1.5, 9000: 1.5})
     assert len(found.told) == 3
     assert "after_event" not in [one["kind"] for incident in found.told for one in incident["evidence"]]
 
 
+@case("A39")
 def test_a39_evaluations_at_every_tenth_step_prove_nothing() -> None:
     found = a39({2600: 1.5, 6100: 1.5}, every=10)
     assert "after_event" not in [one["kind"] for incident in found.told for one in incident["evidence"]]
@@ -118,6 +123,7 @@ def periodic(found: Verdicts) -> dict[str, Any]:
     return last
 
 
+@case("A29")
 def test_a29_bumps_at_the_ends_of_epochs_are_a_matter_of_the_data() -> None:
     one = periodic(judge(1, 8500, bumps(more=lambda step: {"epoch": float(step // 1000)})))
     assert one["cause"]["name"] == "data"

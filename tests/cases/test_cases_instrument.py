@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Make, Row, Verdicts, judge, rows, steady
+from tests.cases.registry import case
 
 
 def rescaled(at: int, factor: float, norm: float = 1.0, noise: float = 0.01, afterwards: float | None = None) -> Make:
@@ -27,6 +28,7 @@ def notices(found: Verdicts, kind: str) -> list[tuple[str | None, int]]:
     return [(one["signal"], one["step"]) for one in found.notices if one["kind"] == kind]
 
 
+@case("A30")
 @pytest.mark.parametrize(("factor", "norm"), [(8.0, 8.0), (8.0, 1.0), (2.0, 2.0), (1 / 32, 1 / 32)])
 def test_a30_a_loss_that_is_logged_times_eight_within_one_start_is_no_spike(factor: float, norm: float) -> None:
     found = judge(rows(1, 2500, rescaled(1001, factor, norm)))
@@ -63,6 +65,7 @@ def test_behind_a_change_of_unit_a_true_shift_is_a_page_again() -> None:
     assert [one["onset_step"] for one in found.told][:1] == [2501]
 
 
+@case("A18")
 def test_a18_a_loss_that_stays_at_its_mean_while_the_gradient_is_nan_is_masked_and_a_page_by_the_gradient() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         if step >= 400:
@@ -75,6 +78,7 @@ def test_a18_a_loss_that_stays_at_its_mean_while_the_gradient_is_nan_is_masked_a
     assert notices(found, "masked_nonfinite") == [("loss", 404)]
 
 
+@case("A18")
 def test_a18_a_loss_that_was_counted_as_not_finite_is_masked_from_the_first_step() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         broken = step >= 400
@@ -86,6 +90,7 @@ def test_a18_a_loss_that_was_counted_as_not_finite_is_masked_from_the_first_step
     assert notices(found, "masked_nonfinite") == [("loss", 400)]
 
 
+@case("A05")
 def test_a05_the_norm_that_each_skipped_step_repeats_is_flagged_and_no_measurement() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         halved = min(max(step - 17060, 0), 5)
@@ -98,6 +103,7 @@ def test_a05_the_norm_that_each_skipped_step_repeats_is_flagged_and_no_measureme
     assert not any(one["verdict"] in ("grad_collapse", "divergence") for one in found.incidents)
 
 
+@case("A36")
 @pytest.mark.parametrize("healthy", [False, True])
 def test_a36_a_norm_behind_the_clipping_above_its_threshold_is_a_warning_of_the_settings(healthy: bool) -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
@@ -121,6 +127,7 @@ def test_a36_a_norm_behind_the_clipping_above_its_threshold_is_a_warning_of_the_
     assert found.kinds.count("preflight") == 1
 
 
+@case("A36")
 def test_a36_clipping_of_gradients_that_still_carry_the_loss_scale_is_not_effective() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         ratio = 65536 * 0.3 * math.exp(0.3 * float(chance.normal()))
@@ -131,6 +138,7 @@ def test_a36_clipping_of_gradients_that_still_carry_the_loss_scale_is_not_effect
     assert found.pages == []
 
 
+@case("A26")
 def test_a26_a_balance_loss_below_its_floor_is_a_breach_and_no_spike() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         floor = 1.02 if step < 1500 else max(0.9, 1.02 - (step - 1500) * 2e-4)
@@ -153,6 +161,7 @@ def test_a_balance_loss_in_a_unit_of_its_own_or_above_its_floor_is_left_alone(le
     assert judge(rows(1, 3000, make)).told == []
 
 
+@case("A27")
 @pytest.mark.parametrize("told", [{"update_zero_ratio": 0.6}, {"update_ratio": 1e-3, "update_applied_ratio": 2e-4}])
 def test_a27_updates_that_low_precision_swallows_are_a_warning_of_the_settings(told: Row) -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
@@ -169,6 +178,7 @@ def test_a27_updates_that_low_precision_swallows_are_a_warning_of_the_settings(t
     assert one["alerts"] == ["TrainingUpdatesSwallowed"]
 
 
+@case("A27")
 def test_a27_a_share_of_updates_of_exactly_nothing_is_one_too() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         ratio = 0.0 if float(chance.random()) < 0.6 else 1e-3 * math.exp(0.05 * float(chance.normal()))
@@ -177,6 +187,7 @@ def test_a27_a_share_of_updates_of_exactly_nothing_is_one_too() -> None:
     assert "TrainingUpdatesSwallowed" in judge(rows(1, 600, make)).told[0]["alerts"]
 
 
+@case("A41")
 def test_a41_a_token_that_the_vocabulary_does_not_have_is_a_matter_of_the_data() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         highest = 50_431 if step == 700 else int(chance.integers(50_200, 50_257))
@@ -193,6 +204,7 @@ def test_a41_a_token_that_the_vocabulary_does_not_have_is_a_matter_of_the_data()
     assert any("TrainingTokenOutOfRange" in line["says"] for line in one["evidence"])
 
 
+@case("A41")
 def test_a41_counted_by_the_exporter_it_is_the_same_and_an_unknown_vocabulary_is_nothing() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         return {"loss": 2.4 + 0.02 * float(chance.normal()), "batch_ids_out_of_range": 3.0 if step == 700 else 0.0}
@@ -217,6 +229,7 @@ def repeating(period: int | None, epoch: bool = False) -> Make:
     return make
 
 
+@case("A41")
 def test_a41_batches_that_come_again_every_thousand_steps_are_a_matter_of_the_data() -> None:
     found = judge(rows(1, 4000, repeating(1000)))
     assert found.pages == []
@@ -225,11 +238,13 @@ def test_a41_batches_that_come_again_every_thousand_steps_are_a_matter_of_the_da
     assert 1000 < one["opened_step"] <= 1100
 
 
+@case("A41")
 def test_a41_new_batches_and_those_of_the_next_epoch_are_nothing() -> None:
     assert judge(rows(1, 4000, repeating(None))).told == []
     assert judge(rows(1, 4000, repeating(1000, epoch=True))).told == []
 
 
+@case("A32")
 def test_a32_a_norm_that_grows_slowly_is_a_warning_that_names_the_output_projection() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         norm = (0.3 + 1.6 * step / 100_000) * (1 + 0.05 * float(chance.normal()))
@@ -273,6 +288,7 @@ def unstable(seed: int, name: str = "update_ratio") -> tuple[list[tuple[int, Row
     return log, int(begins[0])
 
 
+@case("A10")
 @pytest.mark.parametrize(("seed", "name"), [(0, "update_ratio"), (1, "update_ratio"), (2, "update_norm")])
 def test_a10_dozens_of_spikes_that_the_update_leads_are_one_recurring_incident(seed: int, name: str) -> None:
     log, first = unstable(seed, name)
@@ -287,6 +303,7 @@ def test_a10_dozens_of_spikes_that_the_update_leads_are_one_recurring_incident(s
     assert any(line["kind"] == "recurring" and "separate spikes" in line["says"] for line in recurring["evidence"])
 
 
+@case("A10")
 def test_a10_a_surge_of_the_update_that_comes_to_nothing_is_information() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         surge = 2.0 if 1000 <= step < 1006 else 1.0
@@ -300,5 +317,6 @@ def test_a10_a_surge_of_the_update_that_comes_to_nothing_is_information() -> Non
     assert found.incidents[0]["alerts"] == ["TrainingUpdateSurge"]
 
 
+@case("F06")
 def test_f06_a_plain_run_is_left_alone() -> None:
     assert judge(rows(1, 3000, steady(2.4, 0.02, grad_norm=(0.5, 0.05), update_ratio=(1e-3, 5e-5)))).incidents == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Row, judge, rows
+from tests.cases.registry import case
 from trainwarden.rules.core.settings import PlannedChange, Settings
 
 
@@ -28,6 +29,7 @@ def extended(step: int, chance: np.random.Generator) -> Row:
 STAGE = (1500, "stage", {"name": "long context", "seq_len": 65536})
 
 
+@case("B03")
 def test_b03_a_new_stage_that_settles_in_fifty_steps_is_said_and_pages_nobody() -> None:
     found = judge(rows(1, 2500, extended), changes=[STAGE])
     assert found.told == []
@@ -37,10 +39,12 @@ def test_b03_a_new_stage_that_settles_in_fifty_steps_is_said_and_pages_nobody() 
     assert "The loss was 2.2" in notice["says"]
 
 
+@case("B03")
 def test_b03_the_same_without_a_word_is_told() -> None:
     assert judge(rows(1, 2500, extended)).told
 
 
+@case("B03")
 def test_b03_a_nan_in_the_first_steps_of_the_stage_pages_and_the_change_is_the_cause() -> None:
     def broken(step: int, chance: np.random.Generator) -> Row:
         return extended(step, chance) if step < 1520 else {"loss": math.nan, "grad_norm": math.nan}
@@ -52,6 +56,7 @@ def test_b03_a_nan_in_the_first_steps_of_the_stage_pages_and_the_change_is_the_c
     assert any(one["kind"] == "planned_change" and one["step"] == 1500 for one in page["evidence"])
 
 
+@case("B03")
 def test_b03_what_the_stage_hides_is_seen_again_behind_it() -> None:
     def spiked(step: int, chance: np.random.Generator) -> Row:
         row = extended(step, chance)
@@ -74,6 +79,7 @@ def mixture(step: int, chance: np.random.Generator) -> Row:
 SCHEDULE = PlannedChange(step=108_000, kind="mixture", run="cas*", note="phase 2")
 
 
+@case("B08")
 def test_b08_a_planned_mixture_is_learned_anew_and_pages_nobody() -> None:
     found = judge(rows(106_000, 110_000, mixture), settings=Settings(planned_changes=(SCHEDULE,)))
     assert found.incidents == []
@@ -84,6 +90,7 @@ def test_b08_a_planned_mixture_is_learned_anew_and_pages_nobody() -> None:
     assert "and is 2.1" in notice["says"]
 
 
+@case("B08")
 @pytest.mark.parametrize("planned", [(), (PlannedChange(step=108_000, kind="mixture", run="other"),)])
 def test_b08_the_same_shift_without_an_entry_is_a_level_shift_and_a_page(planned: tuple[PlannedChange, ...]) -> None:
     found = judge(rows(106_000, 110_000, mixture), settings=Settings(planned_changes=planned))
@@ -94,6 +101,7 @@ def test_b08_the_same_shift_without_an_entry_is_a_level_shift_and_a_page(planned
     assert "planned_change" not in found.kinds
 
 
+@case("B08")
 def test_b08_a_second_shift_behind_the_planned_one_is_a_page() -> None:
     def twice(step: int, chance: np.random.Generator) -> Row:
         row = mixture(step, chance)
@@ -141,6 +149,7 @@ def test_a_jump_of_the_rate_is_told_unless_a_phase_announces_it(events: list[Any
     assert [one["verdict"] for one in found.told] == told
 
 
+@case("A03")
 def test_a03_the_end_of_the_warm_up_hides_no_divergence() -> None:
     climb = {3010: 6.37, 3020: 6.6, 3030: 7.3, 3040: 9.1}
 
@@ -170,6 +179,7 @@ def test_news_that_come_behind_a_page_keep_from_a_second_one() -> None:
     assert page["closed_step"] == 108_103
 
 
+@case("A09")
 def test_a09_a_loss_that_falls_at_the_border_of_an_epoch_is_told_to_nobody() -> None:
     def make(step: int, chance: np.random.Generator) -> Row:
         return {"loss": (0.2 if step <= 1632 else 0.1) + 0.01 * float(chance.normal()), "epoch": float(step > 1632)}

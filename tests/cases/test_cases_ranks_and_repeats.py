@@ -10,6 +10,7 @@ import pytest
 
 from tests.cases.build import Row
 from tests.cases.build_ranks import OfRank, Ranks, healthy, judge_ranks
+from tests.cases.registry import case
 
 EIGHT = [f"h{number}" for number in range(8)]
 
@@ -33,6 +34,7 @@ def broken_from(step: int, rank: int) -> OfRank:
     return make
 
 
+@case("A22")
 def test_a22_ranks_that_read_the_same_samples_are_a_warning() -> None:
     def make(step: int, rank: int, chance: np.random.Generator) -> Row:
         shared = np.random.default_rng((3, step))
@@ -49,10 +51,12 @@ def test_a22_ranks_that_read_the_same_samples_are_a_warning() -> None:
     assert "same samples" in says(incident)
 
 
+@case("A22")
 def test_a22_ranks_with_samples_of_their_own_are_none() -> None:
     assert judge_ranks(Ranks(1, 400, healthy(sd=0.1), ["h0"] * 4)).told == []
 
 
+@case("A22")
 def test_a22_a_rounded_loss_that_ranks_share_now_and_then_is_none() -> None:
     def make(step: int, rank: int, chance: np.random.Generator) -> Row:
         own = round(2.3 + 0.004 * float(chance.normal()), 2)
@@ -61,6 +65,7 @@ def test_a22_a_rounded_loss_that_ranks_share_now_and_then_is_none() -> None:
     assert judge_ranks(Ranks(1, 600, make, ["h0"] * 2)).told == []
 
 
+@case("A22")
 def test_a22_behind_a_resume_does_not_say_that_the_resume_was_wrong() -> None:
     def make(step: int, rank: int, chance: np.random.Generator) -> Row:
         own = math.nan if step >= 600 else 2.3 + 0.1 * float(np.random.default_rng((3, step)).normal())
@@ -72,6 +77,7 @@ def test_a22_behind_a_resume_does_not_say_that_the_resume_was_wrong() -> None:
     assert last["action"] == "rollback"
 
 
+@case("A25")
 def test_a25_one_rank_whose_reduced_norm_differs_is_named() -> None:
     well = healthy()
 
@@ -93,6 +99,7 @@ def test_a25_one_rank_whose_reduced_norm_differs_is_named() -> None:
     assert "checksum" in incident["cheapest_test"]
 
 
+@case("A25")
 def test_a25_of_two_ranks_that_went_apart_none_is_named() -> None:
     well = healthy()
 
@@ -105,6 +112,7 @@ def test_a25_of_two_ranks_that_went_apart_none_is_named() -> None:
     assert incident["scope"]["ranks"] == []
 
 
+@case("D05")
 def test_d05_norms_of_shards_are_a_notice_and_no_incident() -> None:
     well = healthy()
 
@@ -118,6 +126,7 @@ def test_d05_norms_of_shards_are_a_notice_and_no_incident() -> None:
     assert (notice["signal"], notice["step"]) == ("grad_norm", 1)
 
 
+@case("A24")
 def test_a24_the_same_host_in_two_attempts_with_other_data_is_hardware_and_the_plan_leaves_it_out() -> None:
     moved = [*EIGHT[1:], EIGHT[0]]  # rank 6 is on h7 now
     found = judge_ranks(
@@ -138,6 +147,7 @@ def test_a24_the_same_host_in_two_attempts_with_other_data_is_hardware_and_the_p
     assert second["plan"]["target"]["step"] == 600
 
 
+@case("A24")
 def test_a24_other_hosts_and_other_steps_prove_nothing() -> None:
     found = judge_ranks(
         Ranks(1, 420, broken_from(400, 7), EIGHT, samples=4, checkpoints=(300,)),
@@ -150,6 +160,7 @@ def test_a24_other_hosts_and_other_steps_prove_nothing() -> None:
     assert "too" not in says(second)
 
 
+@case("A24")
 def test_a24_the_only_host_there_is_is_not_suspect() -> None:
     found = judge_ranks(
         Ranks(1, 420, broken_from(400, 1), ["h0"] * 4, samples=4, checkpoints=(300,)),
@@ -173,6 +184,7 @@ def nan_from(step: int, loss: float = 2.3) -> OfRank:
 FP8 = {"precision": "fp8", "torch": "2.6.0", "nccl": "2.25.1", "transformer_engine": "2.0"}
 
 
+@case("A35")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a35_a_nan_at_the_same_step_in_narrow_numbers_is_the_kernel_first_and_no_rollback_is_made(seed: int) -> None:
     found = judge_ranks(
@@ -191,6 +203,7 @@ def test_a35_a_nan_at_the_same_step_in_narrow_numbers_is_the_kernel_first_and_no
     assert "nccl 2.25.1" in says(second)
 
 
+@case("E05")
 def test_e05_the_same_time_since_the_start_is_the_process_and_is_not_tried_again() -> None:
     found = judge_ranks(
         Ranks(1, 720, nan_from(700), checkpoints=(400,)),
@@ -204,6 +217,7 @@ def test_e05_the_same_time_since_the_start_is_the_process_and_is_not_tried_again
     assert "as many steps" in third["cheapest_test"]
 
 
+@case("E05")
 def test_e05_the_same_step_again_points_to_the_data_and_is_not_tried_again() -> None:
     found = judge_ranks(
         Ranks(1, 720, nan_from(700), checkpoints=(400, 600)),
@@ -240,6 +254,7 @@ def of_a03(breaks: int) -> OfRank:
     return make
 
 
+@case("A03")
 def test_a03_another_order_of_the_data_breaks_nearby_and_a_person_takes_over() -> None:
     found = judge_ranks(
         Ranks(10, 7400, of_a03(7000), stride=10, checkpoints=(3000, 6210)),
@@ -270,6 +285,7 @@ def spiking(at: int) -> OfRank:
     return make
 
 
+@case("A38")
 @pytest.mark.parametrize("samples", [0, 16])
 def test_a38_the_same_data_without_a_spike_clears_the_data_and_suspects_the_machine(samples: int) -> None:
     found = judge_ranks(
@@ -286,6 +302,7 @@ def test_a38_the_same_data_without_a_spike_clears_the_data_and_suspects_the_mach
     assert "passed" in says(incident)
 
 
+@case("A38")
 def test_a38_behind_a_rollback_the_machine_is_suspect_and_the_verification_goes_on() -> None:
     target = {"attempt": 0, "step": 4900, "path": "ckpt"}
     plan = {"plan_id": "plan_x", "start_step": 4901, "target": target}
@@ -299,6 +316,7 @@ def test_a38_behind_a_rollback_the_machine_is_suspect_and_the_verification_goes_
     assert incident["verification"]["windows"][2]["says"]
 
 
+@case("A38")
 def test_a38_a_plan_that_resets_the_optimizer_does_not_repeat_the_experiment() -> None:
     target = {"attempt": 0, "step": 4900, "path": "ckpt"}
     plan = {"plan_id": "plan_x", "start_step": 4901, "target": target, "reset_optimizer": True}
@@ -309,6 +327,7 @@ def test_a38_a_plan_that_resets_the_optimizer_does_not_repeat_the_experiment() -
     assert found.told[0]["cause"]["name"] != "hardware"
 
 
+@case("A38")
 def test_a38_other_data_without_a_spike_says_nothing() -> None:
     found = judge_ranks(Ranks(4400, 5040, spiking(5000)), Ranks(4901, 5200, healthy(), seed=1))
     (incident,) = found.told
@@ -316,6 +335,7 @@ def test_a38_other_data_without_a_spike_says_nothing() -> None:
     assert "passed" not in says(incident)
 
 
+@case("A38")
 def test_a38_the_same_data_with_the_same_spike_is_no_fault_of_the_machine() -> None:
     found = judge_ranks(Ranks(4400, 5040, spiking(5000)), Ranks(4901, 5200, spiking(5000)))
     assert all(one["cause"]["name"] != "hardware" for one in found.told)
@@ -338,6 +358,7 @@ def fabric(first: int, seed: int) -> list[tuple[int, float, dict[str, Any]]]:
     return found
 
 
+@case("A33")
 def test_a33_the_first_failures_are_named_within_the_clocks_and_the_same_rack_again_is_hardware() -> None:
     run = {"make": healthy(), "hosts": HOSTS, "domains": RACKS}
     found = judge_ranks(
@@ -356,6 +377,7 @@ def test_a33_the_first_failures_are_named_within_the_clocks_and_the_same_rack_ag
     assert not {"data", "learning_rate"} & set(second["cause"]["scores"])
 
 
+@case("A33")
 def test_a33_a_failure_by_more_than_the_clocks_differ_is_one_hosts() -> None:
     failures = [(rank, 900 + (0.0 if rank == 9 else 1.0 + rank / 10), {}) for rank in range(32)]
     found = judge_ranks(Ranks(65000, 65069, healthy(), HOSTS, failures=failures))
@@ -365,12 +387,14 @@ def test_a33_a_failure_by_more_than_the_clocks_differ_is_one_hosts() -> None:
     assert "self-test" in incident["cheapest_test"]
 
 
+@case("A33")
 def test_a33_failures_without_a_single_record_are_told_all_the_same() -> None:
     found = judge_ranks(Ranks(1, 0, healthy(), HOSTS, domains=RACKS, failures=fabric(13, 0)))
     (incident,) = found.told
     assert "n13" in incident["scope"]["hosts"]
 
 
+@case("A24")
 def test_a24_a_loss_that_one_rank_alone_has_lost_is_found_where_the_first_rank_sees_nothing() -> None:
     well = healthy()
 
@@ -385,6 +409,7 @@ def test_a24_a_loss_that_one_rank_alone_has_lost_is_found_where_the_first_rank_s
     assert incident["held_by"] == "approval"
 
 
+@case("A24")
 def test_a24_where_the_same_device_of_the_only_host_breaks_again_a_person_must_exchange_it() -> None:
     found = judge_ranks(
         Ranks(1, 420, broken_from(400, 5), ["h0"] * 8, samples=4, checkpoints=(300,)),

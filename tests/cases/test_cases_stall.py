@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.cases.registry import case
 from tests.rules.core.runs import Played, acting, default_pack
 from trainwarden.record import Event, Step
 from trainwarden.rules.core.feed import dump, load
@@ -118,6 +119,7 @@ def d03(evaluations: int = 4) -> Run:
     return run
 
 
+@case("D03")
 def test_d03_a_hang_in_an_evaluation_pages_at_twice_its_usual_time_and_no_usual_one_does() -> None:
     run = d03()
     live = Live().follow(run)
@@ -136,6 +138,7 @@ def test_d03_a_hang_in_an_evaluation_pages_at_twice_its_usual_time_and_no_usual_
     assert live.played.rollbacks == []
 
 
+@case("D03")
 @pytest.mark.parametrize("skew", [-1200.0, 1200.0])
 def test_d03_a_clock_of_the_trainer_that_goes_wrong_is_no_stall(skew: float) -> None:
     run = Run()
@@ -143,6 +146,7 @@ def test_d03_a_clock_of_the_trainer_that_goes_wrong_is_no_stall(skew: float) -> 
     assert live.played.incidents == []
 
 
+@case("D03")
 def test_d03_a_phase_that_records_alone_tell_is_one_too() -> None:
     run = Run(first=44001)
     for _ in range(4):
@@ -154,6 +158,7 @@ def test_d03_a_phase_that_records_alone_tell_is_one_too() -> None:
     assert 23 * MINUTE <= page["timeline"][0]["time"] - begun <= 26 * MINUTE
 
 
+@case("D03")
 def test_d03_a_hang_of_which_nobody_says_the_phase_pages_as_one_of_training() -> None:
     run = Run()
     for _ in range(3):
@@ -165,6 +170,7 @@ def test_d03_a_hang_of_which_nobody_says_the_phase_pages_as_one_of_training() ->
     assert 24 * MINUTE <= page["timeline"][0]["time"] - begun <= 31 * MINUTE
 
 
+@case("D03")
 def test_d03_in_a_replay_a_hang_that_was_overcome_is_said_with_its_length() -> None:
     run = d03().steps(1, 105.0).event("phase", phase="evaluation").passes(180).event("phase", phase="train")
     (stall,) = stalls(replay(run.steps(60, 105.0)))
@@ -189,12 +195,14 @@ def test_between_two_attempts_nobody_knows_and_it_is_no_stall() -> None:
     assert "unseen" in [one["kind"] for one in outcome.notices.values()]
 
 
+@case("A43")
 def test_a43_a_step_of_35_seconds_beside_an_evaluation_is_no_stall() -> None:
     run = Run(first=2000).steps(100, 1.1).passes(35 / 60).event("evaluation", loss=4.04).event("checkpoint", path="c")
     assert Live().follow(run.steps(100, 1.1)).played.incidents == []
     assert replay(run).incidents == {}
 
 
+@case("A33")
 def test_a33_fifteen_minutes_of_silence_page_before_the_processes_die() -> None:
     run = Run(first=64000)
     for _ in range(3):
@@ -210,6 +218,7 @@ def test_a33_fifteen_minutes_of_silence_page_before_the_processes_die() -> None:
     assert live.kinds.count("unseen") == 1
 
 
+@case("F03")
 def test_f03_a_start_may_take_45_minutes_and_no_longer() -> None:
     run = Run()
     live = Live().follow(run.passes(44))
@@ -220,11 +229,13 @@ def test_f03_a_start_may_take_45_minutes_and_no_longer() -> None:
     assert live.stalls[0]["state"] == "recovered"
 
 
+@case("F03")
 def test_f03_in_a_replay_a_start_of_an_hour_is_a_stall_and_one_of_half_an_hour_is_none() -> None:
     assert [one["verdict"] for one in stalls(replay(Run().passes(60).steps(100, 1.0)))] == ["stall"]
     assert stalls(replay(Run().passes(30).steps(100, 1.0))) == []
 
 
+@case("F03")
 def test_f03_a_run_that_finished_may_be_silent() -> None:
     run = Run().steps(200, 1.0)
     live = Live().follow(run.event("exit", reason="finished", code=0).passes(120))
@@ -233,6 +244,7 @@ def test_f03_a_run_that_finished_may_be_silent() -> None:
     assert Live().follow(phase).played.incidents == []
 
 
+@case("E08")
 def test_e08_two_polls_without_an_answer_are_nothing_and_ten_minutes_are_a_notice() -> None:
     run = Run().steps(100, 1.0)
     live = Live().follow(run)
@@ -246,6 +258,7 @@ def test_e08_two_polls_without_an_answer_are_nothing_and_ten_minutes_are_a_notic
     assert live.kinds == ["unseen"]
 
 
+@case("E08")
 def test_e08_a_daemon_that_was_away_takes_its_own_absence_for_no_stall() -> None:
     run = Run().steps(100, 1.0)
     live = Live().follow(run)
