@@ -20,7 +20,10 @@ from .facts import Facts
 from .settings import Settings
 from .verdict import still_high
 
-Wanted = Literal["none", "rollback", "escalate"]
+Wanted = Literal["none", "lower_lr", "probe", "rollback", "stop", "escalate"]
+
+#: Actions that leave the attempt running and make no incident critical (design §2).
+SOFT: tuple[Wanted, ...] = ("lower_lr", "probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class Past:
     ramp_steps: int = 0  #: steps of the plan's ramp
     mismatch: str = ""  #: severity of a rule that found this attempt to have resumed wrongly
     handed_over: bool = False  #: a rollback before this went wrong, and the person who was called has not spoken yet
+    lowered: int = 0  #: requests of this attempt to lower the learning rate
+    lowered_until: int | None = None  #: the last step that the newest of them changes
+    probed: int = 0  #: probes of the run that were asked for
 
 
 NOTHING = Decision("none", "")

@@ -43,6 +43,26 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """observe: only say what would be done; approve: a person confirms every action; act: do it."""
     max_rollbacks: CountOrNone = 2
     """Rollbacks of one run before it is handed over to a person."""
+    max_rollbacks_per_day: CountOrNone = 3
+    """Requests that end an attempt of one run within 24 hours, before the next one waits."""
+    max_actions_per_day: CountOrNone = 20
+    """Requests that end an attempt of any run within 24 hours: what befalls many runs at once is no run's fault."""
+    decision_ttl: Seconds = 86_400.0
+    """Seconds that a decided action may wait before its gates; then it is handed to a person and not done any more."""
+    lower_lr: bool = False
+    """Allow to lower the learning rate of a running attempt for a while, where it is the cause and the run is not destroyed."""
+    max_lower_lr: CountOrNone = 3
+    """Times that the learning rate of one attempt is lowered before more is done."""
+    lower_lr_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """Factor on the scheduled learning rate while it is lowered."""
+    lower_lr_steps: Count = 500
+    """Steps for which the learning rate is lowered; then it is the scheduled one again by itself."""
+    soft_steps: Count = 50
+    """Steps that the loss must stay abnormal before the learning rate is lowered: case A01 heals in thirty."""
+    probe: bool = False
+    """Allow a probe where the cause is unclear between data and state or hardware and a replay would tell."""
+    max_probes: CountOrNone = 1
+    """Probes of one run before it is handed over as it is."""
     receiver: bool = False
     """A receiver is configured: actions can be delivered and checkpoints pinned."""
     quarantine: bool = False

@@ -114,6 +114,42 @@ class Entry(Struct, frozen=True):
     says: str
 
 
+class GateAnswer(Struct, frozen=True):
+    """What one gate says to a wanted action (:mod:`.gates`), as it is stored, shown and sent.
+
+    ``until``: Unix seconds at which a gate that holds opens by itself; None where a person or a record opens it, or nobody knows.
+    """
+
+    gate: str
+    answer: Literal["allow", "hold", "deny"]
+    until: float | None = None
+    why: str = ""
+
+
+class Asked(Struct):
+    """A soft request that left for the receiver: which, as the how manieth of its kind in the attempt, and how far it went.
+
+    ``until_step`` is the last step that it changes, None where it has no end or nobody knows; ``done`` is the receiver's word.
+    """
+
+    action: str
+    n: int
+    plan_id: str
+    key: str
+    time: float
+    step: int
+    until_step: int | None = None
+    done: str = "requested"
+
+
+class Requested(Struct, frozen=True):
+    """A request that ends an attempt and left for the receiver: what limits the number of a day."""
+
+    time: float
+    run_uid: str
+    key: str
+
+
 class Check(Struct):
     """One thing that the new attempt's records must show. ``ok`` is None until it was seen."""
 
@@ -151,6 +187,8 @@ class Verification(Struct):
 class Incident(Struct):
     """The alerts of one attempt that belong together, and all that was concluded from them.
 
+    ``gates`` are the answers of all gates to the newest decision, in their order; ``held_by`` is the first of them that is shut.
+    ``decided_time`` is when the plan that waits was made, ``asked`` what was asked of the running attempt.
     ``stood`` is the time of the last sign of progress, where the incident is a stall and nothing else.
     """
 
@@ -211,6 +249,9 @@ class Incident(Struct):
     evidence_until: float | None = None
     announced: str = ""
     told: int = 0
+    gates: list[GateAnswer] = field(default_factory=list)
+    decided_time: float | None = None
+    asked: list[Asked] = field(default_factory=list)
 
     @property
     def excused(self) -> bool:
@@ -320,12 +361,16 @@ class Silence(Struct, frozen=True):
 
 
 class Memory(Struct):
-    """What is stored of the whole core. ``now`` is the newest time that a tick, a poll or a person told, Unix seconds."""
+    """What is stored of the whole core. ``now`` is the newest time that a tick, a poll or a person told, Unix seconds.
+
+    ``requested``: what ended an attempt within the last day, of all runs.
+    """
 
     now: float = -math.inf
     runs: dict[str, Run] = field(default_factory=dict)
     silences: list[Silence] = field(default_factory=list)
     version: int = STORED
+    requested: list[Requested] = field(default_factory=list)
 
 
 class State:
@@ -364,7 +409,7 @@ HEAD = ""
 
 def dump_memory(memory: Memory, runs: Iterable[str] | None = None) -> dict[str, bytes]:
     """Encode the memory by parts: the head, and each of these runs (all of them by default) under its ``run_uid``."""
-    head = Memory(memory.now, {}, memory.silences, memory.version)
+    head = Memory(memory.now, {}, memory.silences, memory.version, memory.requested)
     parts = {HEAD: msgspec.msgpack.encode(head, enc_hook=_encode)}
     for run_uid in memory.runs if runs is None else runs:
         run = memory.runs.get(run_uid)
