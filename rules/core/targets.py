@@ -20,6 +20,8 @@ CARRIED = ("numeric", "optimizer_state")
 SUDDEN = ("data", "hardware")
 #: Checkpoints named beside the target, in case it cannot be read.
 FALLBACKS = 2
+#: Newer checkpoints that were passed over, of which it is said why.
+PASSED_OVER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,33 @@ def abandoned(checkpoint: Checkpoint, executed: Sequence[Executed]) -> bool:
 def usable(checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], before: int) -> list[Checkpoint]:
     """Return the checkpoints of steps below ``before`` that may be loaded, newest first."""
     found = [
-        checkpoint
-        for checkpoint in checkpoints
-        if checkpoint.complete is True
-        and checkpoint.finite is not False
-        and not checkpoint.deleted
-        and not checkpoint.quarantined
-        and checkpoint.step < before
-        and not abandoned(checkpoint, executed)
+        checkpoint for checkpoint in checkpoints if checkpoint.step < before and why_not(checkpoint, executed) is None
     ]
     return sorted(found, key=lambda checkpoint: (-checkpoint.step, -checkpoint.attempt, checkpoint.path))
+
+
+def why_not(checkpoint: Checkpoint, executed: Sequence[Executed]) -> str | None:
+    """Return in words why a checkpoint may not be loaded, None where it may."""
+    if checkpoint.quarantined:
+        return "is kept for examination alone"
+    if checkpoint.complete is not True:
+        return "is incomplete" if checkpoint.complete is False else "was never reported complete"
+    if checkpoint.finite is False:
+        return "holds values that are not finite"
+    if checkpoint.deleted:
+        return "was deleted"
+    return "is of an abandoned line" if abandoned(checkpoint, executed) else None
+
+
+def passed_over(checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], above: int, before: int) -> str:
+    """Return a sentence about the checkpoints of steps between ``above`` and ``before`` that may not be loaded, or "" (case E03)."""
+    found = [
+        (one.step, why)
+        for one in checkpoints
+        if above < one.step < before and (why := why_not(one, executed)) is not None
+    ]
+    newest = sorted(dict.fromkeys(found), reverse=True)[:PASSED_OVER]
+    return "".join(f"; that of step {step} {why}" for step, why in newest)
 
 
 def choose(
@@ -91,5 +110,6 @@ def choose(
         else:
             too_young = True
             says += f"; none is older by one memory of the second moment ({memory} steps), so the optimizer is reset"
+    says += passed_over(checkpoints, executed, found[best].step, before)
     chosen = [Target(attempt=one.attempt, step=one.step, path=one.path) for one in found[best : best + 1 + FALLBACKS]]
     return Choice(chosen[0], chosen[1:], too_young, says)
