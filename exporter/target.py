@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainwarden.plan import Ledger, LedgerEntry, Plan, Target
+from trainwarden.plan import RESTARTING_ACTIONS, Ledger, LedgerEntry, Plan, Target
 from trainwarden.runfolder import in_quarantine
 
 from .checkpoints import Checkpoint
@@ -28,11 +28,11 @@ class Choice:
 
 
 def executed(plans: Sequence[Plan], ledger: Ledger, attempt: int) -> Ledger:
-    """Return the ledger up to ``attempt``, with the entry of any rollback that its writer was not able to add."""
+    """Return the ledger up to ``attempt``, with the entry of any rollback or probe that its writer was not able to add."""
     entries = [entry for entry in ledger.entries if entry.for_attempt <= attempt]
     known = {entry.plan_id for entry in entries}
     for plan in plans:
-        if plan.action == "rollback" and plan.for_attempt <= attempt and plan.plan_id not in known:
+        if plan.action in RESTARTING_ACTIONS and plan.for_attempt <= attempt and plan.plan_id not in known:
             entries.append(
                 LedgerEntry(
                     plan_id=plan.plan_id,
@@ -72,7 +72,7 @@ def choose(
 
 
 def _newest_plan(plans: Sequence[Plan], ledger: Ledger, attempt: int) -> Plan | None:
-    rollbacks = [plan for plan in plans if plan.action == "rollback" and plan.for_attempt <= attempt]
+    rollbacks = [plan for plan in plans if plan.action in RESTARTING_ACTIONS and plan.for_attempt <= attempt]
     if not rollbacks:
         return None
     newest = max(plan.for_attempt for plan in rollbacks)

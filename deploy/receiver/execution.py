@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from trainwarden.plan import PlanError
+from trainwarden.plan import RESTARTING_ACTIONS, PlanError
 from trainwarden.runfolder import RunFolder
 from trainwarden.webhook import Request, decode_envelope, expired
 
@@ -97,7 +97,7 @@ class Execution:
             return
         try:
             situation = self._scheduler.look(run)
-            if row.action == "rollback":
+            if row.action in RESTARTING_ACTIONS:
                 self._roll_back(row, request, run, situation, now)
             elif row.action == "stop":
                 self._stop(row, request, run, situation, now)
@@ -172,7 +172,7 @@ class Execution:
         self._settle(row, "executed", detail=str(planfiles.plan_path(run, request.plan)))
 
     def _give_up(self, row: Row, request: Request, run: RunFolder, why: str) -> None:
-        stays = row.action == "rollback" and planfiles.written(run, request.plan)
+        stays = row.action in RESTARTING_ACTIONS and planfiles.written(run, request.plan)
         kept = "; the plan stays in the run's folder and its next start applies it" if stays else ""
         self._settle(row, "failed", "unreachable", why + kept)
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from trainwarden.plan import ENDING_ACTIONS, PlanError
+from trainwarden.plan import ENDING_ACTIONS, RESTARTING_ACTIONS, PlanError
 from trainwarden.runfolder import RunFolder
 from trainwarden.webhook import Envelope, WebhookError, decode_envelope, verify
 
@@ -141,7 +141,7 @@ class Intake:
             situation = self._scheduler.look(run)
             verification.check_attempt(request, situation)
             verification.check_plan(request, action)
-            if action == "rollback":
+            if action in RESTARTING_ACTIONS:
                 verification.check_restart(request, situation)
                 verification.check_targets(run, request.plan, situation.folder, self._checkpoints)
             if action != "stop":
@@ -149,7 +149,7 @@ class Intake:
             # Looked at again with the next start held back: what is verified here is what will be carried out.
             with self._scheduler.frozen(run, request.attempt) as situation:
                 verification.check_attempt(request, situation)
-                if action == "rollback":
+                if action in RESTARTING_ACTIONS:
                     verification.check_restart(request, situation)
                     self._write_with_plan(row, run, envelope)
                 else:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from trainwarden.plan import ENDING_ACTIONS
+
 #: ``accepted``: to be carried out. The others are final.
 Status = Literal["accepted", "executed", "refused", "expired", "failed"]
 
@@ -36,7 +38,7 @@ CREATE TABLE IF NOT EXISTS requests (
     received REAL NOT NULL,
     updated REAL NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX IF NOT EXISTS fence ON requests (run_uid, attempt) WHERE action IN ('rollback', 'stop');
+CREATE UNIQUE INDEX IF NOT EXISTS ending ON requests (run_uid, attempt) WHERE action IN ('rollback', 'stop', 'probe');
 CREATE TABLE IF NOT EXISTS refusals (
     id TEXT NOT NULL,
     body_sha256 TEXT NOT NULL,
@@ -47,6 +49,15 @@ CREATE TABLE IF NOT EXISTS refusals (
     PRIMARY KEY (id, body_sha256)
 ) STRICT;
 """
+#: Of databases of versions in which a probe ended nothing: their probes count for no fence, and none is carried out any more.
+_OLDER = """
+BEGIN IMMEDIATE;
+UPDATE requests SET action = 'soft probe', status = CASE status WHEN 'accepted' THEN 'failed' ELSE status END
+    WHERE action = 'probe';
+DROP INDEX fence;
+COMMIT;
+"""
+_ENDING = "action IN ('rollback', 'stop', 'probe')"
 _COLUMNS = "id, run_uid, run, attempt, action, plan_id, folder, body, status, reason, detail, received, updated"
 
 
@@ -102,6 +113,8 @@ class Ledger:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA busy_timeout = 5000")
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = 'fence'").fetchone():
+            self._db.executescript(_OLDER)
         self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
@@ -119,9 +132,9 @@ class Ledger:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                if row.action in ("rollback", "stop"):
+                if row.action in ENDING_ACTIONS:
                     winner = self._db.execute(
-                        "SELECT id FROM requests WHERE run_uid = ? AND attempt = ? AND action IN ('rollback', 'stop')",
+                        f"SELECT id FROM requests WHERE run_uid = ? AND attempt = ? AND {_ENDING}",
                         (row.run_uid, row.attempt),
                     ).fetchone()
                     if winner is not None:
@@ -161,7 +174,7 @@ class Ledger:
 
     def winner(self, run_uid: str, attempt: int) -> str | None:
         """Return the id of the request that ends this attempt."""
-        found = self._rows("WHERE run_uid = ? AND attempt = ? AND action IN ('rollback', 'stop')", run_uid, attempt)
+        found = self._rows(f"WHERE run_uid = ? AND attempt = ? AND {_ENDING}", run_uid, attempt)
         return found[0].id if found else None
 
     def pending(self) -> list[Row]:

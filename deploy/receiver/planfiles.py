@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from trainwarden import plan as plans
-from trainwarden.plan import ENDING_ACTIONS, Ledger, LedgerEntry, Plan
+from trainwarden.plan import ENDING_ACTIONS, RESTARTING_ACTIONS, Ledger, LedgerEntry, Plan
 from trainwarden.runfolder import RunFolder
 
 #: Room that must be left beside the plan and the ledger, in bytes: the supervisor's state and a journal's first lines.
@@ -37,7 +37,7 @@ def rival(run: RunFolder, plan: Plan) -> str | None:
 
 
 def write(run: RunFolder, plan: Plan) -> None:
-    """Write the plan file and, for a rollback, its entry in the run's ledger. What is there already stays.
+    """Write the plan file and, for a rollback or a probe, its entry in the run's ledger. What is there already stays.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.
@@ -45,7 +45,7 @@ def write(run: RunFolder, plan: Plan) -> None:
     """
     if not written(run, plan):
         run.write_plan(plan)
-    if plan.action != "rollback" or plan.target is None:
+    if plan.action not in RESTARTING_ACTIONS or plan.target is None:
         return
     ledger = run.ledger() or Ledger(run_uid=plan.run_uid)
     if any(entry.plan_id == plan.plan_id for entry in ledger.entries):

@@ -19,6 +19,7 @@ import sys
 import time
 from typing import Any
 
+from trainwarden.plan import RESTARTING_ACTIONS
 from trainwarden.runfolder import RunFolder, RunFolderError
 
 from . import locks, processes, restarts
@@ -245,7 +246,7 @@ class Supervisor:
             plans, refused = [], [str(error)]
         for says in refused:
             self._say(f"plan ignored: {says}")
-        return next((p.plan_id for p in plans if p.for_attempt == attempt and p.action == "rollback"), None)
+        return next((p.plan_id for p in plans if p.for_attempt == attempt and p.action in RESTARTING_ACTIONS), None)
 
     # ---------------------------------------------------------------- one attempt
 

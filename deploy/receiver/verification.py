@@ -88,7 +88,7 @@ def check_attempt(request: Request, situation: Situation) -> None:
 
 
 def check_restart(request: Request, situation: Situation) -> None:
-    """Refuse a rollback of a run that could not be started again, or whose next attempt would not be the plan's.
+    """Refuse a rollback or a probe of a run that could not be started again, or whose next attempt would not be the plan's.
 
     Raises:
         RefusedError: so it is.
@@ -102,7 +102,7 @@ def check_restart(request: Request, situation: Situation) -> None:
 
 
 def check_targets(run: RunFolder, plan: Plan, folder: str, checkpoints: list[Path]) -> None:
-    """Refuse a rollback to a checkpoint that is missing, unfinished, abandoned, or outside the configured folders.
+    """Refuse a rollback or a probe that goes back to a checkpoint that is missing, unfinished, abandoned, or outside the configured folders.
 
     ``folder`` is what relative paths start from. Fallback targets must lie inside; they need not be readable.
 
@@ -110,7 +110,7 @@ def check_targets(run: RunFolder, plan: Plan, folder: str, checkpoints: list[Pat
         RefusedError: any of it.
     """
     if plan.target is None:
-        raise RefusedError("no_target", "a rollback names the checkpoint to go back to")
+        raise RefusedError("no_target", "a rollback or a probe names the checkpoint to go back to")
     for target in (plan.target, *plan.fallback_targets):
         if in_quarantine(_place(target, folder)):
             raise RefusedError("quarantined_target", f"{target.path} is a damaged state, kept in quarantine")

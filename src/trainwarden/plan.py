@@ -18,10 +18,17 @@ from .record import Ranges
 SkipMode = Literal["substitute", "shift"]
 Action = Literal["rollback", "stop", "lower_lr", "probe", "quarantine"]
 
+#: What a probe attempt tries: see :class:`Probe`.
+ProbeKind = Literal["replay", "without_evaluation", "other_host"]
+
 #: Steps of a close look at most: each costs several times a usual one.
 MOST_LOOKED = 1000
+#: Steps within which a probe looks for its answer at most.
+MOST_PROBED = 100_000
 #: Actions that end an attempt. At most one of them takes effect per (run_uid, attempt).
-ENDING_ACTIONS: tuple[Action, ...] = ("rollback", "stop")
+ENDING_ACTIONS: tuple[Action, ...] = ("rollback", "stop", "probe")
+#: Those after which the next attempt begins from the plan's target.
+RESTARTING_ACTIONS: tuple[Action, ...] = ("rollback", "probe")
 
 
 class PlanError(ValueError):
@@ -62,6 +69,27 @@ class CloseLook(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_step + self.steps
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question that an attempt is to answer: does what began at ``first_step`` come again within ``steps`` steps (1 to
+    :data:`MOST_PROBED`)?
+
+    The attempt makes the steps behind the plan's target again, with the same samples. ``replay`` changes nothing else but what the
+    plan resets, ``without_evaluation`` leaves every evaluation out, ``other_host`` runs elsewhere than on the plan's
+    ``exclude_hosts``. ``samples`` are the suspect positions of epoch ``epoch``. Cases A38, A39 and A24.
+    """
+
+    kind: ProbeKind
+    first_step: int
+    steps: int
+    samples: Ranges = msgspec.field(default_factory=list)
+    epoch: int = 0
+
+    @property
+    def end(self) -> int:
+        """The first step behind those in which the answer is looked for."""
+        return self.first_step + self.steps
+
+
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """What the first records of the new attempt must show if the plan was applied.
 
@@ -96,8 +124,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     positions from a reserve, so that every other step keeps its batch; ``shift`` moves what follows forward.
     ``lr_factor`` multiplies the scheduled rate; ``rewarmup_steps`` ramps it up from zero after an optimizer reset.
     ``anomaly``: steps that are looked at as closely as torch allows, see :class:`CloseLook`; plans of older versions have none.
-    ``reasons`` gives one sentence per field that is not at its default. Soft actions (``lower_lr``, ``probe``)
-    have no target and take effect at ``at_step``. ``quarantine`` asks for a copy of the state and changes nothing.
+    ``probe``: what the attempt is to find out, see :class:`Probe`; it belongs to the action ``probe``, which restarts as a rollback does.
+    ``reasons`` gives one sentence per field that is not at its default. The soft action ``lower_lr``
+    has no target and takes effect at ``at_step``. ``quarantine`` asks for a copy of the state and changes nothing.
     """
 
     plan_id: str
@@ -116,7 +145,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     exclude_hosts: list[str] = msgspec.field(default_factory=list)
     reasons: dict[str, str] = msgspec.field(default_factory=dict)
     checks: Checks | None = None
-    probe: dict[str, Any] | None = None
+    probe: Probe | None = None
     at_step: int | None = None
     anomaly: CloseLook | None = None
     quarantine: Quarantine | None = None
@@ -138,6 +167,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     skip_samples: Ranges = msgspec.field(default_factory=list)
     exclude: list[Exclusion] = msgspec.field(default_factory=list)
     anomaly: CloseLook | None = None
+    probe: Probe | None = None
     not_applied: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -233,6 +263,32 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
             raise PlanError(f"{where}: {name}: {number} is {'negative' if number < 0 else 'out of range'}")
     if plan.action == "quarantine" or plan.quarantine is not None:
         _check_quarantine(plan, where)
+    if plan.action == "probe" or plan.probe is not None:
+        _check_probe(plan, where)
+
+
+def _check_probe(plan: Plan, where: str) -> None:
+    """Refuse a probe that asks nothing, or whose attempt could not answer it.
+
+    Raises:
+        PlanError: so it is.
+    """
+    asked = plan.probe
+    if asked is None or plan.action != "probe":
+        raise PlanError(f"{where}: probe: belongs to a plan whose action is probe, and to no other")
+    if plan.target is None:
+        raise PlanError(f"{where}: target: a probe names the checkpoint that it begins from")
+    if plan.skip_samples or plan.exclude:
+        raise PlanError(f"{where}: skip_samples: a probe leaves no data out; it asks whether the same samples do it again")
+    if not 1 <= asked.steps <= MOST_PROBED:
+        raise PlanError(f"{where}: probe.steps: {asked.steps} is not in 1 to {MOST_PROBED}")
+    if not plan.target.step < asked.first_step < _LARGEST_NUMBER:
+        raise PlanError(f"{where}: probe.first_step: {asked.first_step} is not behind the target's step {plan.target.step}")
+    if not 0 <= asked.epoch < _LARGEST_NUMBER:
+        raise PlanError(f"{where}: probe.epoch: {asked.epoch} is no epoch")
+    for first, end in asked.samples:
+        if not 0 <= first < end <= _LARGEST_POSITION:
+            raise PlanError(f"{where}: probe.samples: [{first}, {end}) is no half-open range of positions")
 
 
 def _check_quarantine(plan: Plan, where: str) -> None:

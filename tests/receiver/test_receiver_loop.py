@@ -97,7 +97,7 @@ def test_a_stop_ends_the_attempt_and_the_supervisor(running: Supervised, receivi
     assert running.run.ledger() is None
 
 
-@pytest.mark.parametrize("action", ["lower_lr", "probe"])
+@pytest.mark.parametrize("action", ["lower_lr"])
 def test_a_soft_action_is_a_plan_file_and_ends_nothing(running: Supervised, receiving: Receiving, action: str) -> None:
     tree = running.tree()
     envelope = receiving.envelope(running.run, action, for_attempt=0, lr_factor=0.5, at_step=100)

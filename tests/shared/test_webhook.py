@@ -207,7 +207,7 @@ def test_the_id_of_a_request_is_a_function_of_what_is_asked() -> None:
     assert all(set(identifier) <= set(string.ascii_lowercase + string.digits + "_") for identifier in every)
 
 
-@pytest.mark.parametrize("action", ["rollback", "stop"])
+@pytest.mark.parametrize("action", ["rollback", "stop", "probe"])
 def test_an_ending_action_can_be_asked_for_once_an_attempt(action: str) -> None:
     with pytest.raises(ValueError, match="n must be 0"):
         webhook.request_id("u", 0, action, 1)
