@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trainwarden.plan import Target
 from trainwarden.runfolder import RunFolder
 
+from .asks import TellsPlans
 from .assembly import Parts, assemble
 from .closely import LooksClosely
 from .drain import Call, ClosedStep
@@ -42,7 +43,7 @@ from .watched import Told
 DRAIN_SECONDS = 5.0
 
 
-class Exporter(LooksClosely, TellsRouters):
+class Exporter(LooksClosely, TellsRouters, TellsPlans):
     """Watches one training process of a run.
 
     Example::

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainwarden.plan import Applied, CloseLook, Ledger, Plan, PlanError, Target
+from trainwarden.plan import Applied, CloseLook, Ledger, Plan, PlanError, Probe, Target
 from trainwarden.runfolder import RunFolder, RunFolderError
 
 from .checkpoints import catalogue
@@ -139,9 +139,15 @@ class Resume:
             skip_samples=[] if "skip_samples" in refused else plan.skip_samples,
             exclude=[] if "exclude" in refused else plan.exclude,
             anomaly=_still_to_come(plan.anomaly, start_step, refused),
+            probe=_askable(plan.probe, start_step, refused),
             not_applied=refused,
         )
         return self._applied
+
+    @property
+    def line(self) -> Plan | None:
+        """The newest plan executed so far, in force or overtaken by a checkpoint of its line."""
+        return self._line
 
     def left_undone(self) -> str | None:
         """Say what an attempt that nobody watches leaves out of the plan, or None. Its target and skips hold all the same."""
@@ -211,6 +217,14 @@ def _still_to_come(look: CloseLook | None, start_step: int, refused: dict[str, s
         return None
     first = max(look.first_step, start_step)
     return CloseLook(first_step=first, steps=look.end - first, check_nan=look.check_nan)
+
+
+def _askable(probe: Probe | None, start_step: int, refused: dict[str, str]) -> Probe | None:
+    """Return the probe where its first step is still to come; else name it in ``refused``."""
+    if probe is not None and start_step > probe.first_step:
+        refused["probe"] = f"it asks about step {probe.first_step}, and this attempt begins at step {start_step}"
+        return None
+    return probe
 
 
 def _changes_rate(plan: Plan) -> bool:
