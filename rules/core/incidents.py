@@ -21,6 +21,7 @@ from .healing import high_now, level
 from .makeup import moved
 from .ongoing import ongoing
 from .onset import WINDOW, onset, shifted, uncertainty
+from .onset_numbers import numbers
 from .planned import near, parted
 from .resumed import line_of
 from .scope import in_words, tell, whose_of
@@ -325,6 +326,7 @@ def conclude(
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
     incident.findings, incident.cheapest_test = cause.findings, cause.cheapest_test
     incident.onset_samples = list(facts.samples)
+    incident.numbers = numbers(incident.numbers, facts)
     tell(incident, facts)
     incident.verdict = shape(facts, healed, settled, persist_steps)
     finite = facts.excess[facts.excess == facts.excess]
@@ -414,7 +416,10 @@ def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
 
 
 def keep_target(turn: Turn, run: Run, incident: Incident, time: float) -> None:
-    """Ask the receiver once to keep the checkpoint that a rollback would need, when an incident is more than information."""
+    """Note the last good checkpoint, and ask the receiver once to keep it, when an incident is more than information."""
+    if incident.last_good is None and rank(incident.severity):
+        chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
+        incident.last_good = None if chosen is None else chosen.target
     if incident.kept or not turn.settings.receiver or rank(incident.severity) == 0:
         return
     incident.kept = True

@@ -9,6 +9,7 @@ import msgspec
 from trainwarden.record import encode_numbers
 from trainwarden.rules.core.counted import counted
 
+from .postmortem import post_mortem
 from .state import Incident
 
 
@@ -50,6 +51,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
         "cheapest_test": incident.cheapest_test or None,
+        "post_mortem": post_mortem(incident),
         "evidence": evidence(incident),
         "verification": _verification(incident),
         "timeline": [

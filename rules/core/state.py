@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from trainwarden.plan import Plan
+from trainwarden.plan import Plan, Target
 from trainwarden.record import Ranges
 
 from .baseline import Baseline
@@ -31,6 +31,7 @@ from .instrument_rescale import Scale
 from .looked import Looked
 from .machines import Machines
 from .makeup import Makeup
+from .onset_numbers import Numbers
 from .planned import Announced
 from .progress import Progress
 from .ranks import Mark, RankWatch
@@ -78,6 +79,7 @@ class Checkpoint(Struct):
     pinned: bool = False
     abandoned: bool = False
     quarantined: bool = False
+    emergency: bool = False
 
 
 class Executed(Struct, frozen=True):
@@ -249,6 +251,8 @@ class Incident(Struct):
     evidence_until: float | None = None
     announced: str = ""
     told: int = 0
+    numbers: Numbers = Numbers()
+    last_good: Target | None = None
     gates: list[GateAnswer] = field(default_factory=list)
     decided_time: float | None = None
     asked: list[Asked] = field(default_factory=list)
