@@ -50,7 +50,7 @@ def announce(turn: Turn, incident: Incident, time: float) -> None:
     incident.announced = key
     if silenced(incident, turn.memory.silences, time):
         return
-    event = "opened" if not before[0] else phase if phase != before[2] else "severity"
+    event = _first(turn, incident) if not before[0] else phase if phase != before[2] else "severity"
     incident.told += 1
     turn.effects.append(
         Deliver(
@@ -63,6 +63,13 @@ def announce(turn: Turn, incident: Incident, time: float) -> None:
             created=time if math.isfinite(time) else 0.0,
         )
     )
+
+
+def _first(turn: Turn, incident: Incident) -> str:
+    """Return ``opened``, or ``repeated`` where people were told of the same shape in the attempt before: news of one trouble (case E12)."""
+    run = turn.memory.runs.get(incident.run_uid)
+    before = None if run is None else run.incidents.get(incident.follows or "")
+    return "repeated" if before is not None and before.announced and before.verdict == incident.verdict else "opened"
 
 
 def _phase(incident: Incident) -> str:
