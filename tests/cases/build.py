@@ -67,7 +67,7 @@ def steady(loss: float, sd: float, **others: tuple[float, float]) -> Make:
     return make
 
 
-def judge(
+def lines_of(
     *attempts: Sequence[tuple[int, Row]],
     stride: int = 1,
     samples: int = 0,
@@ -75,9 +75,8 @@ def judge(
     events: Mapping[int, Sequence[Event]] | None = None,
     changes: Sequence[tuple[int, str, dict[str, Any]]] = (),
     told_after: int | None = None,
-    settings: Settings | None = None,
-) -> Verdicts:
-    """Play attempts, each resumed from the record before its first step, and return what came out.
+) -> list[tuple[Start, int, Step | Event]]:
+    """Return the lines of attempts, each resumed from the record before its first step.
 
     ``said`` adds to the start event of an attempt, ``events`` are those behind it. ``changes`` (step, kind, fields) are events behind
     the record of their step, or all behind that of ``told_after``.
@@ -103,7 +102,12 @@ def judge(
                 if (told_after or at) == step:
                     seq += 1
                     lines.append((start, 0, Event(kind=kind, time=clock, seq=seq, step=at, fields=fields)))
-    return play(lines, settings)
+    return lines
+
+
+def judge(*attempts: Sequence[tuple[int, Row]], settings: Settings | None = None, **how: Any) -> Verdicts:
+    """Play attempts as :func:`lines_of` makes them, and return what came out."""
+    return play(lines_of(*attempts, **how), settings)
 
 
 def play(lines: Iterable[tuple[Start, int, Step | Event]], settings: Settings | None = None) -> Verdicts:

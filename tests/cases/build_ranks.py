@@ -77,14 +77,19 @@ class Ranks:
         return found
 
 
-def judge_ranks(*attempts: Ranks, **settings: Any) -> Verdicts:
-    """Play attempts, each resumed from the step before its first, and return what came out."""
+def lines_of_ranks(*attempts: Ranks) -> list[Line]:
+    """Return the lines of attempts, each resumed from the step before its first."""
     lines: list[Line] = []
     clock = 1e9
     for number, attempt in enumerate(attempts):
         lines += attempt.lines(number, clock)
         clock = max(item.time for _, _, item in lines) + 100.0
-    found = Replay(Settings(**settings), pack()).run(lines)
+    return lines
+
+
+def judge_ranks(*attempts: Ranks, **settings: Any) -> Verdicts:
+    """Play attempts and return what came out."""
+    found = Replay(Settings(**settings), pack()).run(lines_of_ranks(*attempts))
     incidents = sorted(found.incidents.values(), key=lambda one: (one["attempt"], one["opened_step"]))
     return Verdicts(incidents, list(found.notices.values()))
 
