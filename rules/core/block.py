@@ -28,6 +28,9 @@ Ints: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[str, ...]
 
 _POSITION: Key = ("sample_position",)
+#: The weights of the normalisation layers, which no parallelism splits, and the signal by which ranks compare them (case D01).
+NORM_WEIGHTS: Key = ("weight_rms", "norm")
+REPLICATED = "ln_weight_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ def from_steps(steps: Sequence[Step], by_rank: Sequence[dict[int, Step]] | None 
                     ranks[key[0], rank] = column
                 elif key[0] == "source_share" and len(key) == 2:  # what a rank read may differ from what the others did
                     ranks[f"source_share.{key[1]}", rank] = column
+                elif key == NORM_WEIGHTS:
+                    ranks.setdefault((REPLICATED, rank), column)
         for rank, column in _overlap(by_rank):
             ranks["sample_overlap", rank] = column
     return Block(

@@ -253,7 +253,7 @@ def whose(
     apart = ranks_apart.named(watch.apart, kinds, onset - uncertainty)
     ranks = () if first is None else tuple(first.ranks)
     if first is None:
-        ranks = next((apart[kind].ranks for kind in ("drift", *ranks_apart.OF_DEVICES) if kind in apart), ())
+        ranks = next((apart[kind].ranks for kind in ("drift", "weights", *ranks_apart.OF_DEVICES) if kind in apart), ())
     counts: dict[int, int] = {}
     for mark in shared:
         for rank in mark.ranks:

@@ -16,12 +16,13 @@ from msgspec import Struct, field
 
 from .block import Block, Bools, Floats
 
-Kind = Literal["drift", "duplicate", "tokens", "slow", "faulty", "throttled"]
+Kind = Literal["drift", "weights", "duplicate", "tokens", "slow", "faulty", "throttled"]
 
 #: The signals by which each kind shows, the best one first.
 SIGNALS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {
         "drift": ("param_hash",),
+        "weights": ("ln_weight_norm",),
         "duplicate": ("batch_rows_hash", "batch_hash", "sample_overlap"),
         "tokens": ("batch_supervised_tokens",),
         "slow": ("rank_compute_seconds",),
@@ -33,6 +34,8 @@ SIGNALS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
 OF_DEVICES: tuple[Kind, ...] = ("faulty", "throttled")
 #: Factor off the ranks' middle from which a record counts as one of uneven tokens, or of a slow rank.
 UNEVEN, SLOW = 1.5, 1.25
+#: Share of a norm of weights by which ranks that hold the same ones do not differ (case D01).
+SAME_WEIGHTS = 1e-6
 #: What is compared of a batch with those of the other ranks, and the factor beyond all of theirs from which it is unlike them.
 FINGERPRINT: Mapping[str, float] = MappingProxyType(
     {"batch_longest_repeat_tokens": 3.0, "batch_unique_token_ratio": 1.25, "batch_supervised_tokens": 2.0}
@@ -88,6 +91,9 @@ def scan(block: Block) -> Seen:
     ranks, table = _table(block, "param_hash")
     if len(ranks) > 1:
         equal = _mark_drift(block, ranks, table, marks)
+    ranks, table = _table(block, "ln_weight_norm")
+    if len(ranks) > 1:
+        _mark_weights(block, ranks, table, marks)
     for name in SIGNALS["duplicate"][:2]:
         ranks, table = _table(block, name)
         if len(ranks) > 1:
@@ -239,6 +245,21 @@ def _mark_devices(block: Block, marks: dict[Kind, list[tuple[int, Apart]]]) -> N
                     rows = np.flatnonzero(most.present & (most.values > 0))
                 for row in rows.tolist():
                     marks.setdefault(kind, []).append((row, Apart(int(block.step[row]), [int(whose.values[row])])))
+
+
+def _mark_weights(
+    block: Block, ranks: Sequence[int], table: Floats, marks: dict[Kind, list[tuple[int, Apart]]]
+) -> None:
+    """Mark where a norm of weights is not one number, with the ranks whose it is not where most agree on one."""
+    centre = middle(table)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(table - centre)
+        same = SAME_WEIGHTS * np.abs(centre)
+        odd = apart > same
+        most_agree = 2 * (apart <= same).sum(axis=0) > (~np.isnan(table)).sum(axis=0)
+    for row in np.flatnonzero(odd.any(axis=0)).tolist():
+        found = [ranks[place] for place in np.flatnonzero(odd[:, row]).tolist()] if most_agree[row] else []
+        marks.setdefault("weights", []).append((row, Apart(int(block.step[row]), found)))
 
 
 def _mark_drift(

@@ -85,7 +85,7 @@ def _stood_out(incident: Incident, where: Whose) -> set[int]:
     Where replicas have parted, or batches are shared, a loss that stands out follows from that or from chance.
     """
     own = [mark for mark in incident.marks if mark.kind != "shared"]
-    if where.apart.keys() & {"drift", "duplicate"}:
+    if where.apart.keys() & {"drift", "weights", "duplicate"}:
         own = [mark for mark in own if mark.kind == "nonfinite"]
     counts = Counter(rank for mark in own for rank in mark.ranks)
     most = max((counts[rank] for rank in counts), default=0)

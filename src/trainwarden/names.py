@@ -162,6 +162,17 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("router_aux_loss", "aux_loss", "load_balancing_loss", "moe_aux_loss", "train_aux_loss", "lb_loss"),
     ),
     ("update_zero_ratio", ("update_zero_ratio", "update_zero_fraction", "zero_update_fraction", "zero_update_share")),
+    (
+        "ln_weight_norm",
+        (
+            "ln_weight_norm",
+            "layernorm_weight_norm",
+            "layer_norm_weight_norm",
+            "norm_weight_norm",
+            "rmsnorm_weight_norm",
+            "ln_weights_norm",
+        ),
+    ),
     ("batch_token_id_max", ("batch_token_id_max", "token_id_max", "max_token_id")),
     ("vocabulary_size", ("vocabulary_size", "vocab_size", "vocab", "padded_vocab_size")),
     (

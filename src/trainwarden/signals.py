@@ -423,6 +423,15 @@ SIGNALS: tuple[Signal, ...] = (
         per="cadence",
     ),
     Signal(
+        "ln_weight_norm",
+        "1",
+        "Norm of the weights of the normalisation layers: equal on all ranks that hold the same ones.",
+        "train_ln_weight_norm",
+        reduce="none",
+        per="cadence",
+        probed=False,
+    ),
+    Signal(
         "gpu_clocks_event",
         "1",
         "1 while this is a reason for which the GPU's clocks are lowered.",

@@ -38,6 +38,23 @@ def _drift(facts: Facts) -> list[Finding]:
     ]
 
 
+def _weights(facts: Facts) -> list[Finding]:
+    """Weights that no parallelism splits are not the same on all ranks: a clip or a reduction that some of them left out (case D01)."""
+    apart = facts.whose.apart.get("weights")
+    if apart is None:
+        return []
+    where = f"rank {listed([str(rank) for rank in apart.ranks])}{_where(facts)}" if apart.ranks else "all ranks"
+    says = (
+        f"The weights of the normalisation layers of {where} are not those of the others, in {counted(apart.records, 'record')} since step "
+        f"{apart.step}: what holds them equal, clipping or a reduction, does not reach every rank. The loss need not show it."
+    )
+    test = "Compare the weights of the normalisation layers tensor by tensor between two ranks, and what was clipped on each."
+    return [
+        Finding(kind="weights_apart", step=apart.step, cause="distributed", weight=0.85, says=says, test=test),
+        *(Finding(kind="weights_apart", step=apart.step, cause=cause, weight=-0.6, says=says) for cause in AGAINST),
+    ]
+
+
 def _duplicate(facts: Facts) -> list[Finding]:
     """Some ranks, and not all, read the same samples."""
     twins = facts.whose.apart.get("duplicate")
@@ -60,7 +77,7 @@ def find(facts: Facts) -> list[Finding]:
     whose = facts.whose
     if "mismatch" not in facts.offered:
         return []
-    found = [*_drift(facts), *_duplicate(facts)]
+    found = [*_drift(facts), *_weights(facts), *_duplicate(facts)]
     if found:
         return found
     if whose.differing >= DISAGREE:
