@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from trainwarden.plan import Plan, Target
+from trainwarden.plan import Plan, Probe, Target
 from trainwarden.record import Ranges
 
 from .baseline import Baseline
@@ -33,6 +33,7 @@ from .machines import Machines
 from .makeup import Makeup
 from .onset_numbers import Numbers
 from .planned import Announced
+from .probed import Probed
 from .progress import Progress
 from .ranks import Mark, RankWatch
 from .resumed import Planned
@@ -83,11 +84,12 @@ class Checkpoint(Struct):
 
 
 class Executed(Struct, frozen=True):
-    """A plan that some attempt really started with, as the ledger rule needs it."""
+    """A plan that some attempt really started with, as the ledger rule needs it. ``probe``: of a probe that has not passed."""
 
     plan_id: str
     for_attempt: int
     target_step: int
+    probe: bool = False
 
 
 class RuleSeen(Struct):
@@ -160,7 +162,7 @@ class Check(Struct):
 
 
 class Verification(Struct):
-    """How the attempt that runs under the plan is judged. Steps are global; see :mod:`.recovery`."""
+    """How the attempt that runs under the plan is judged. Steps are global; see :mod:`.recovery`. ``answer``: of its probe."""
 
     attempt: int
     start_id: str
@@ -184,6 +186,7 @@ class Verification(Struct):
     after_steps: list[int] = field(default_factory=list)
     after_losses: list[float] = field(default_factory=list)
     result: Shift | None = None
+    answer: str | None = None
 
 
 class Incident(Struct):
@@ -317,6 +320,8 @@ class Alive(Struct):
     ramp_steps: int = 0
     first_step: int | None = None
     plan_id: str | None = None
+    probe: Probe | None = None  #: what this attempt is to find out
+    evaluated: int | None = None  #: the first step behind which it evaluated
     ended: str | None = None
     gone: float | None = None  #: the first tick that found it ended or unseen, Unix seconds
     firing: dict[str, RuleSeen] = field(default_factory=dict)
@@ -351,6 +356,7 @@ class Run(Struct):
     checkpoints: list[Checkpoint] = field(default_factory=list)
     executed: list[Executed] = field(default_factory=list)
     incidents: dict[str, Incident] = field(default_factory=dict)
+    probed: list[Probed] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     stale_lines: int = 0
 

@@ -1,7 +1,7 @@
 """Which checkpoint to go back to (design §4.5).
 
 Complete, not known to be non-finite, older than the onset less its uncertainty, not deleted, never kept in quarantine, never of an
-abandoned line, however high its step. For optimizer and numeric causes also older by one memory of the second moment, 1/(1 - beta2) of the *actual* beta2:
+abandoned line, however high its step, and never of a probe that has not passed. For optimizer and numeric causes also older by one memory of the second moment, 1/(1 - beta2) of the *actual* beta2:
 what came in before the onset was noticed is still in it.
 """
 
@@ -26,12 +26,18 @@ PASSED_OVER = 2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A target with its fallbacks. ``too_young``: it lies within one memory of the onset, so a reset is needed."""
+    """A target with its fallbacks. ``too_young``: it lies within one memory of the onset, so a reset is needed.
+
+    ``wanted`` is the step before which the newest checkpoint was taken; ``memory`` are the steps of one memory of the second moment, None
+    where the cause leaves nothing in it or beta2 is not known.
+    """
 
     target: Target
     fallbacks: list[Target]
     too_young: bool
     says: str
+    wanted: int = 0
+    memory: int | None = None
 
 
 def abandoned(checkpoint: Checkpoint, executed: Sequence[Executed]) -> bool:
@@ -59,7 +65,14 @@ def why_not(checkpoint: Checkpoint, executed: Sequence[Executed]) -> str | None:
         return "holds values that are not finite"
     if checkpoint.deleted:
         return "was deleted"
-    return "is of an abandoned line" if abandoned(checkpoint, executed) else None
+    if abandoned(checkpoint, executed):
+        return "is of an abandoned line"
+    line = max((one for one in executed if one.for_attempt <= checkpoint.attempt), key=_order, default=None)
+    return "is of a probe that has not passed" if line is not None and line.probe else None
+
+
+def _order(plan: Executed) -> int:
+    return plan.for_attempt
 
 
 def passed_over(checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], above: int, before: int) -> str:
@@ -95,21 +108,23 @@ def choose(
     found = usable(checkpoints, executed, before)
     if not found:
         return None
-    best, too_young = 0, False
+    best, too_young, memory, wanted = 0, False, None, before
     says = f"the newest complete checkpoint before step {before} (onset {onset}, uncertain by {uncertainty})"
     older = usable(checkpoints, executed, min(before, drift)) if drift is not None and cause not in SUDDEN else []
     if older:
-        found = older
+        found, wanted = older, min(before, drift or before)
         says = f"the newest complete checkpoint before step {drift}, from which on the loss scale fell until the onset at {onset}"
     if cause in CARRIED and beta2 is not None and beta2 < 1:
         memory = round(1 / (1 - beta2))
         old = [place for place, checkpoint in enumerate(found) if checkpoint.step < onset - uncertainty - memory]
         if old:
-            best = old[0]
+            best, wanted = old[0], min(wanted, onset - uncertainty - memory)
             says += f", and older than it by one memory of the second moment ({memory} steps at beta2 {beta2:g})"
         else:
             too_young = True
             says += f"; none is older by one memory of the second moment ({memory} steps), so the optimizer is reset"
+    elif cause in CARRIED:
+        says += "; beta2 is not known, so nothing says for how long the second moment remembers"
     says += passed_over(checkpoints, executed, found[best].step, before)
     chosen = [Target(attempt=one.attempt, step=one.step, path=one.path) for one in found[best : best + 1 + FALLBACKS]]
-    return Choice(chosen[0], chosen[1:], too_young, says)
+    return Choice(chosen[0], chosen[1:], too_young, says, wanted, memory)
