@@ -23,6 +23,8 @@ ProbeKind = Literal["replay", "without_evaluation", "other_host"]
 
 #: Steps of a close look at most: each costs several times a usual one.
 MOST_LOOKED = 1000
+#: Steps for which the learning rate may be lowered at most, and over which it may come back: what lasts longer is another schedule.
+MOST_LOWERED = 1_000_000
 #: Steps within which a probe looks for its answer at most.
 MOST_PROBED = 100_000
 #: Actions that end an attempt. At most one of them takes effect per (run_uid, attempt).
@@ -90,6 +92,35 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.first_step + self.steps
 
 
+class Lowering(msgspec.Struct, frozen=True, kw_only=True):
+    """The multiplier of the scheduled learning rate, by step: ``factor`` for ``steps`` from ``first_step`` on, then a linear ramp back.
+
+    The ramp has ``return_steps`` steps, evenly between ``factor`` and 1; behind it the rate is the scheduled one.
+    """
+
+    factor: float
+    first_step: int
+    steps: int
+    return_steps: int = 0
+
+    @property
+    def returns(self) -> int:
+        """The first step of the ramp back."""
+        return self.first_step + self.steps
+
+    @property
+    def end(self) -> int:
+        """The first step behind it, at the scheduled rate."""
+        return self.returns + self.return_steps
+
+    def at(self, step: int) -> float:
+        """Return the multiplier at a global step."""
+        if not self.first_step <= step < self.end:
+            return 1.0
+        risen = max(0, step - self.returns + 1) / (self.return_steps + 1)
+        return self.factor + (1.0 - self.factor) * risen
+
+
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """What the first records of the new attempt must show if the plan was applied.
 
@@ -125,8 +156,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``lr_factor`` multiplies the scheduled rate; ``rewarmup_steps`` ramps it up from zero after an optimizer reset.
     ``anomaly``: steps that are looked at as closely as torch allows, see :class:`CloseLook`; plans of older versions have none.
     ``probe``: what the attempt is to find out, see :class:`Probe`; it belongs to the action ``probe``, which restarts as a rollback does.
-    ``reasons`` gives one sentence per field that is not at its default. The soft action ``lower_lr``
-    has no target and takes effect at ``at_step``. ``quarantine`` asks for a copy of the state and changes nothing.
+    ``reasons`` gives one sentence per field that is not at its default. The soft action ``lower_lr`` is of the attempt that runs,
+    which ``for_attempt`` names, and has no target: the rate is ``lr_factor`` times the scheduled one for ``lr_steps`` steps from
+    ``at_step`` on, then it comes back over ``lr_return_steps`` (:attr:`lowering`). ``quarantine`` asks for a copy of the state
+    and changes nothing.
     """
 
     plan_id: str
@@ -147,8 +180,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checks: Checks | None = None
     probe: Probe | None = None
     at_step: int | None = None
+    lr_steps: int = 0
+    lr_return_steps: int = 0
     anomaly: CloseLook | None = None
     quarantine: Quarantine | None = None
+
+    @property
+    def lowering(self) -> Lowering | None:
+        """The multiplier of the rate in the running attempt; None of a plan that asks for none, or names no step yet."""
+        if self.action != "lower_lr" or self.at_step is None:
+            return None
+        return Lowering(
+            factor=self.lr_factor, first_step=self.at_step, steps=self.lr_steps, return_steps=self.lr_return_steps
+        )
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +309,42 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
         _check_quarantine(plan, where)
     if plan.action == "probe" or plan.probe is not None:
         _check_probe(plan, where)
+    if plan.action == "lower_lr" or plan.lr_steps or plan.lr_return_steps:
+        _check_lowering(plan, where)
+
+
+def _check_lowering(plan: Plan, where: str) -> None:
+    """Refuse a request to lower the learning rate that does not say from when, by what and for how long, or that asks for more.
+
+    Raises:
+        PlanError: so it does.
+    """
+    if plan.action != "lower_lr":
+        name = "lr_steps" if plan.lr_steps else "lr_return_steps"
+        raise PlanError(f"{where}: {name}: belongs to a plan whose action is lower_lr, and to no other")
+    if not plan.lr_factor < 1:
+        raise PlanError(f"{where}: lr_factor: {plan.lr_factor} lowers nothing; it must be below 1")
+    if plan.at_step is None:
+        raise PlanError(f"{where}: at_step: is missing; name the first step at the lowered learning rate")
+    if not 1 <= plan.at_step < _LARGEST_NUMBER - 2 * MOST_LOWERED:
+        raise PlanError(f"{where}: at_step: {plan.at_step} is no step; they are counted from 1")
+    if not 1 <= plan.lr_steps <= MOST_LOWERED:
+        raise PlanError(f"{where}: lr_steps: {plan.lr_steps} is not in 1 to {MOST_LOWERED}; a lowered rate comes back")
+    if not 0 <= plan.lr_return_steps <= MOST_LOWERED:
+        raise PlanError(f"{where}: lr_return_steps: {plan.lr_return_steps} is not in 0 to {MOST_LOWERED}")
+    only_a_restart = {
+        "target": plan.target,
+        "fallback_targets": plan.fallback_targets,
+        "reset_optimizer": plan.reset_optimizer,
+        "rewarmup_steps": plan.rewarmup_steps,
+        "skip_samples": plan.skip_samples,
+        "exclude": plan.exclude,
+        "exclude_hosts": plan.exclude_hosts,
+        "anomaly": plan.anomaly,
+    }
+    for name, asked in only_a_restart.items():
+        if asked:
+            raise PlanError(f"{where}: {name}: cannot be asked of a running attempt together with lower_lr")
 
 
 def _check_probe(plan: Plan, where: str) -> None:
