@@ -14,7 +14,8 @@ import numpy as np
 from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
-from . import acting, aftermath, broken, damaged, devices, devices_told, failing, looked, machines, progress, standstill
+from . import acting, aftermath, broken, damaged, devices, devices_told, environment, failing, looked, machines
+from . import progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
@@ -194,6 +195,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         if first:
             aftermath.started(turn, run, alive, event)
             described(turn, alive, event)
+            environment.look(turn, run, alive, event)
             if alive.resumed_from is not None:
                 says = f"Attempt {alive.start.attempt} resumed from step {alive.resumed_from}{_other_ranks(alive)}."
                 turn.notice(alive.start, "resume", alive.resumed_from, says)

@@ -10,6 +10,7 @@ from .acting import consider, escalate
 from .aftermath import verify
 from .block import Block, Bools, from_steps
 from .delivery import announce, rank
+from .environment import say_levels
 from .facts import Facts
 from .groups import DRIFTS, KEPT, finding, split, where
 from .incidents import (
@@ -274,6 +275,7 @@ def _look_at_ranks(turn: Turn, alive: Alive, ranks: Rows | None, records: Sequen
 def _look_at_scale(turn: Turn, alive: Alive, seen: int) -> None:
     """Say once that the loss is coarse, and that a start logs a multiple of what the start before it did."""
     trace = alive.trace
+    say_levels(turn, alive, seen)
     if seen < ENOUGH <= len(trace):
         step_of_loss = coarse(trace.column("loss")[:ENOUGH])
         if step_of_loss > 0:

@@ -22,6 +22,9 @@ EARLY, SETTLED = 10, (40, 60)
 MOST = 8
 #: Known signals of what a batch is made of.
 BATCH = ("batch_supervised_tokens", "batch_unique_token_ratio", "batch_longest_repeat_tokens")
+#: Signals of the inside of the model, which tell of another library and not of the batch (case F01).
+MODEL = (("activation_rms", "all"), ("activation_absmax", "all"), ("residual_rms",))
+INSIDE = ("activation", "residual")
 #: Standard deviations and share of the usual value by which the beginning must differ.
 SDS, SHARE = 5.0, 0.05
 
@@ -55,7 +58,7 @@ def look(makeup: Makeup, block: Block) -> None:
         return
     first, makeup.seen = makeup.seen, min(makeup.seen + len(block), SETTLED[1])
     for key, column in block.columns.items():
-        if len(key) != 1 or (key[0] in BY_NAME and key[0] not in BATCH):
+        if key not in MODEL and (len(key) != 1 or (key[0] in BY_NAME and key[0] not in BATCH)):
             continue
         for into, start, end in ((makeup.early, 0, EARLY), (makeup.settled, *SETTLED)):
             rows = slice(max(start - first, 0), max(end - first, 0))
@@ -84,4 +87,8 @@ def moved(makeup: Makeup, records: int) -> tuple[Moved, ...]:
 def _both(
     early: Mapping[str, list[float]], usual: Mapping[str, list[float]]
 ) -> list[tuple[str, list[float], list[float]]]:
-    return [(name, early[name], usual[name]) for name in early if len(usual.get(name, ())) >= EARLY]
+    return [
+        (name, early[name], usual[name])
+        for name in early
+        if len(usual.get(name, ())) >= EARLY and not any(word in name for word in INSIDE)
+    ]

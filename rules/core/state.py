@@ -294,7 +294,7 @@ class Alive(Struct):
 
     ``inherited`` and ``beyond`` are the parent's records up to the resume and behind it. ``compared``: they may still be asked for.
     ``ranks_before``: how many ranks the parent had. ``repeated``: what was made twice has been compared. ``mismatch`` is the severity
-    of a rule that found the resume wrong, ``below`` says that the loss was better from there on than the parent's line leads to.
+    of a rule that found the resume wrong, ``environment`` what it runs with that its parent did not, ``below`` says that the loss was better from there on than the parent's line leads to.
     ``rules`` is a :class:`Rules`; Any, because its stored form is known to the engine alone.
     """
 
@@ -314,6 +314,7 @@ class Alive(Struct):
     mismatch: str = ""
     below: bool = False
     described: bool = False
+    environment: str = ""
     can_skip: list[str] = field(default_factory=list)
     dataset: str | None = None
     beta2: float | None = None
@@ -355,6 +356,7 @@ class Run(Struct):
     changes: dict[int, list[Announced]] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     executed: list[Executed] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)  #: plain fields of the newest start's first event
     incidents: dict[str, Incident] = field(default_factory=dict)
     probed: list[Probed] = field(default_factory=list)
     events: Events = field(default_factory=Events)
