@@ -2,7 +2,9 @@
 
 Data: exclude it and leave the learning rate alone. Numeric: go back and reset the optimizer. Optimizer: reset with a short
 warm-up. Learning rate: halve it and warm up again. Hardware: leave the host out. Unclear: only go back, and ask. What the run's loader cannot do is refused
-here, before anything is stopped.
+here, before anything is stopped. A rollback that did not help is followed by one that goes further back and leaves more out.
+
+Every field that is not at its default has its reason in words.
 """
 
 from __future__ import annotations
@@ -21,32 +23,37 @@ from .drift import first_sign
 from .facts import Facts
 from .machines import listed
 from .settings import Settings
+from .spacing import Going, advice, none_at_all
 from .state import Alive, Checkpoint, Executed
 from .suspects import suspects
-from .targets import choose
+from .targets import Choice, choose
 from .trace import Trace
 
 #: An end beyond a shard's last row means the rest of it; the extent in positions says nothing about rows held in reserve.
 WHOLE_SHARD = 1 << 40
 #: What a record tells as the optimizer's counter is one below this; a float is exact up to here.
 LARGEST_COUNTER = 2**53
+#: Share of its own length by which a skip that did not suffice is widened on either side.
+WIDER = 0.5
 #: Steps before and behind the onset that the next attempt looks at closely; where it first was wrong, it may be a step or two earlier.
 LOOK_BEFORE, LOOK_BEHIND = 2, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No plan can be made, and why."""
+    """No plan can be made, and why; ``advice`` is what would have made one possible."""
 
     why: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan; ``low_confidence`` where it needs a person's approval whatever the mode."""
+    """A plan; ``low_confidence`` where it needs a person's approval whatever the mode, ``advice`` on what would have made it cheaper."""
 
     plan: Plan
     low_confidence: bool
+    advice: tuple[str, ...] = ()
 
 
 def plan_rollback(
@@ -58,8 +65,13 @@ def plan_rollback(
     settings: Settings,
     further_than: int | None = None,
     earlier: Plan | None = None,
+    also: tuple[Ranges, int] | None = None,
 ) -> Planned | Refusal:
-    """Make the plan for a rollback of this attempt. ``earlier`` is the plan that did not help, kept and widened."""
+    """Make the plan for a rollback of this attempt.
+
+    ``earlier`` is the plan that did not help, kept and widened. ``also`` are further suspect samples and their epoch: those of the incident
+    that a probe asked about.
+    """
     start = alive.start
     drift = first_sign(facts.trace, alive.inherited, facts.onset)
     chosen = choose(
@@ -67,9 +79,12 @@ def plan_rollback(
     )
     if chosen is None:
         return Refusal(
-            f"there is no complete checkpoint older than step {facts.onset - facts.uncertainty} to go back to"
+            f"there is no complete checkpoint older than step {facts.onset - facts.uncertainty} to go back to",
+            none_at_all(checkpoints, facts.onset - facts.uncertainty),
         )
     reasons = {"target": f"Step {chosen.target.step} is {chosen.says}."}
+    if chosen.fallbacks:
+        reasons["fallback_targets"] = fallback_reason(chosen)
     skip: Ranges = []
     exclude: list[Exclusion] = []
     skip_mode: SkipMode = "substitute"
@@ -94,16 +109,23 @@ def plan_rollback(
             ]
             reasons["exclude"] = "The same shards are dirty in every epoch."
     if earlier is not None and earlier.skip_samples and (not skip or earlier.skip_epoch == epoch):
-        skip, epoch = merge_ranges([*earlier.skip_samples, *skip]), earlier.skip_epoch
+        kept = earlier.skip_samples
+        if cause == "data":
+            kept = widened(kept, facts)
+            says = f"What the last plan skipped did not suffice: it is widened by {WIDER:.0%} on either side."
+            reasons["skip_samples"] = " ".join(
+                [says, *([reasons["skip_samples"]] if "skip_samples" in reasons else [])]
+            )
+        skip, epoch = merge_ranges([*kept, *skip]), earlier.skip_epoch
         skip_mode = earlier.skip_mode
         reasons.setdefault("skip_samples", "What the last plan skipped stays skipped.")
+    if cause == "data" and skip and also is not None and also[1] == epoch:
+        skip = merge_ranges([*skip, *also[0]])
+    if skip and epoch:
+        reasons["skip_epoch"] = f"The positions are those of epoch {epoch}'s order."
     reset = chosen.too_young or cause in ("numeric", "optimizer_state") or earlier is not None
     if reset:
-        reasons["reset_optimizer"] = (
-            "The last rollback did not help: the state goes too."
-            if earlier is not None
-            else "What broke the run is still in the optimizer's moments."
-        )
+        reasons["reset_optimizer"] = _reset_reason(chosen, earlier)
     hosts = list(facts.repeated_hosts) if cause == "hardware" else []
     if hosts:
         reasons["exclude_hosts"] = f"It began on {listed(hosts)} in an earlier attempt, too, with other data."
@@ -115,7 +137,9 @@ def plan_rollback(
         reasons["lr_factor"] = f"The learning rate was too high: it goes on with {lr_factor:g} times the schedule."
     ramp = settings.rewarmup_steps if reset or lr_factor != 1.0 else 0
     if ramp:
-        reasons["rewarmup_steps"] = f"The rate ramps up over {ramp} steps after the change."
+        reasons["rewarmup_steps"] = (
+            f"The rate ramps up over {ramp} steps after {'the reset' if reset else 'the change'}."
+        )
     look = close_look(facts, cause, chosen.target.step)
     if look is not None:
         reasons["anomaly"] = (
@@ -145,7 +169,34 @@ def plan_rollback(
         ),
         anomaly=look,
     )
-    return Planned(named(plan), chosen.too_young or cause == "undetermined")
+    going = Going(facts.onset, facts.uncertainty, facts.now, facts.trace.stride(), facts.trace.interval())
+    return Planned(named(plan), chosen.too_young or cause == "undetermined", tuple(advice(chosen, checkpoints, going)))
+
+
+def fallback_reason(chosen: Choice) -> str:
+    """Return the sentence about the checkpoints beside a target."""
+    steps = listed([str(target.step) for target in chosen.fallbacks])
+    return f"Where the target cannot be read: step {steps}, older ones that may be loaded as well."
+
+
+def _reset_reason(chosen: Choice, earlier: Plan | None) -> str:
+    if earlier is not None:
+        return "The last rollback did not help: the state goes too."
+    if chosen.too_young:
+        return f"The target lies within one memory of the onset ({chosen.memory} steps): what came in may be in its moments already."
+    return "What broke the run is still in the optimizer's moments."
+
+
+def widened(ranges: Ranges, facts: Facts) -> Ranges:
+    """Return ranges that reach further by :data:`WIDER` of each one's length on either side, and by one step's samples at least."""
+    read = max((end - first for first, end in facts.samples), default=1)
+    return merge_ranges(
+        [
+            (max(0, first - more), end + more)
+            for first, end in ranges
+            for more in [max(read, round(WIDER * (end - first)))]
+        ]
+    )
 
 
 def close_look(facts: Facts, cause: str, target: int) -> CloseLook | None:
@@ -177,14 +228,22 @@ def _of_line(alive: Alive, step: int) -> Trace | None:
 
 def expected_lr(alive: Alive, step: int, factor: float) -> float | None:
     """Return the rate at ``step`` as the broken line's record has it, times the plan's factor."""
-    trace = _of_line(alive, step)
+    return rate_at(_of_line(alive, step), step, factor)
+
+
+def rate_at(trace: Trace | None, step: int, factor: float) -> float | None:
+    """Return the rate that a trace has at ``step``, times ``factor``; None where it has none."""
     rate = None if trace is None else trace.at("lr", step)
     return None if rate is None else rate * factor
 
 
 def expected_counter(alive: Alive, step: int) -> int | None:
     """Return the optimizer's own counter after ``step``, from the nearest measurement and the skipped steps between."""
-    trace = _of_line(alive, step)
+    return counter_after(_of_line(alive, step), step)
+
+
+def counter_after(trace: Trace | None, step: int) -> int | None:
+    """Return the optimizer's own counter after ``step`` by a trace that holds it, or None."""
     if trace is None or not len(trace):
         return None
     counters = trace.column("optimizer_step")
