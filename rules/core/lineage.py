@@ -230,7 +230,8 @@ def executed(report: Applied, attempt: int) -> Executed | None:
     """Return what the ledger rule needs of an applied plan, or None where it had no target."""
     if report.target is None:
         return None
-    return Executed(plan_id=report.plan_id, for_attempt=attempt, target_step=report.target.step)
+    probe = report.probe is not None
+    return Executed(plan_id=report.plan_id, for_attempt=attempt, target_step=report.target.step, probe=probe)
 
 
 def plan_of(report: Applied, run_uid: str, attempt: int) -> Plan:
@@ -239,12 +240,14 @@ def plan_of(report: Applied, run_uid: str, attempt: int) -> Plan:
         plan_id=report.plan_id,
         run_uid=run_uid,
         for_attempt=attempt,
+        action="rollback" if report.probe is None else "probe",
         target=report.target,
         reset_optimizer=report.reset_optimizer,
         lr_factor=report.lr_factor,
         rewarmup_steps=report.rewarmup_steps,
         skip_samples=list(report.skip_samples),
         exclude=list(report.exclude),
+        probe=report.probe,
     )
 
 

@@ -16,11 +16,12 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from trainwarden.plan import Checks, CloseLook, Exclusion, Plan, SkipMode, merge_ranges
+from trainwarden.plan import Checks, CloseLook, Exclusion, Plan, SkipMode, Target, merge_ranges
 from trainwarden.record import Ranges
 
 from .drift import first_sign
 from .facts import Facts
+from .inputs import Start
 from .machines import listed
 from .settings import Settings
 from .spacing import Going, advice, none_at_all
@@ -173,6 +174,21 @@ def plan_rollback(
     return Planned(named(plan), chosen.too_young or cause == "undetermined", tuple(advice(chosen, checkpoints, going)))
 
 
+def of_fallback(plan: Plan, target: Target, trace: Trace | None) -> Plan:
+    """Return the plan as it is where its attempt began from a fallback: what the records must show then. ``trace`` is the parent's."""
+    checks = plan.checks
+    if checks is None:
+        return msgspec.structs.replace(plan, target=target)
+    step = target.step + 1
+    told = msgspec.structs.replace(
+        checks,
+        start_step=step,
+        lr=None if plan.rewarmup_steps else rate_at(trace, step, plan.lr_factor),
+        optimizer_step=1 if plan.reset_optimizer else counter_after(trace, step),
+    )
+    return msgspec.structs.replace(plan, target=target, checks=told)
+
+
 def fallback_reason(chosen: Choice) -> str:
     """Return the sentence about the checkpoints beside a target."""
     steps = listed([str(target.step) for target in chosen.fallbacks])
@@ -196,6 +212,19 @@ def widened(ranges: Ranges, facts: Facts) -> Ranges:
             for first, end in ranges
             for more in [max(read, round(WIDER * (end - first)))]
         ]
+    )
+
+
+def plan_stop(start: Start, why: str) -> Plan:
+    """Make the plan that ends this attempt and starts no other."""
+    return named(
+        Plan(
+            plan_id="",
+            run_uid=start.run_uid,
+            for_attempt=start.attempt + 1,
+            action="stop",
+            reasons={"action": why},
+        )
     )
 
 
