@@ -1,10 +1,17 @@
 """From decision to delivery: policy decides on records, planning makes the plan, gates open on polls, the request leaves once.
 
 What is decided depends on records and events alone, so live and replay decide the same; when it is delivered depends on the
-present, which only polls, ticks and people tell.
+present, which only polls, ticks and people tell. Every decision keeps the answers of all gates.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+from msgspec import structs
 
 from trainwarden.plan import Plan
 from trainwarden.rules.core.counted import counted
@@ -13,25 +20,34 @@ from . import gates
 from .attribution import Cause
 from .delivery import request
 from .facts import Facts
+from .gates import Present
 from .incidents import close, open_incident, raise_severity
 from .inputs import Command, Receipt
-from .planning import Refusal, plan_rollback
-from .policy import Decision, Past, decide
+from .planning import Planned, Refusal, plan_rollback, plan_stop
+from .policy import SOFT, Decision, Past, Wanted, decide
+from .probing import plan_probe
 from .recovery import common
-from .state import Alive, Incident, Run
+from .state import Alive, Asked, GateAnswer, Incident, Requested, Run
 from .suspects import suspects
-from .targets import abandoned
+from .targets import abandoned, usable
 from .turn import Turn
 
 #: Answers of a receiver after which the request is settled without a restart.
 REFUSALS = ("refused", "expired", "failed", "undeliverable")
 #: Seconds after a request's expiry that a restart may still take to show.
 PATIENCE_SECONDS = 600.0
+#: Actions that leave the attempt running: more may be decided while one is under way.
+RUNNING = ("lower_lr",)
 
 
-def past(run: Run, alive: Alive, step: int) -> Past:
-    """Return what was done to the run before, and how long this attempt has run."""
+def past(run: Run, alive: Alive, step: int, incident: Incident | None = None) -> Past:
+    """Return what was done to the run before, and how long this attempt has run. ``incident``: a target is older than its onset."""
     first = alive.first_step if alive.first_step is not None else step
+    asked = [one for one in run.asked if one.attempt == alive.start.attempt]
+    probes = {one.plan_id for one in run.probed}
+    for one in run.incidents.values():
+        if one.plan is not None and one.plan.action == "probe" and one.webhook_id is not None:
+            probes.add(one.plan.plan_id)
     return Past(
         rollbacks=len({plan.plan_id for plan in run.executed}),
         rolled_back=alive.plan_id is not None,
@@ -39,6 +55,12 @@ def past(run: Run, alive: Alive, step: int) -> Past:
         ramp_steps=alive.ramp_steps,
         mismatch=alive.mismatch,
         handed_over=any(_went_wrong(one) for one in run.incidents.values()),
+        targets=incident is None or bool(usable(run.checkpoints, run.executed, incident.onset - incident.uncertainty)),
+        lowered=len(asked),
+        lowered_at=asked[-1].step if asked else None,
+        lowered_until=asked[-1].until_step if asked else None,
+        refused=any(one.done in REFUSALS for one in asked),
+        probed=len(probes),
     )
 
 
@@ -52,28 +74,66 @@ def consider(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Fact
     """Decide about an open incident, or look again at a plan that waits."""
     if incident.state == "acting" or incident.action == "escalate":
         return
-    if incident.plan is not None:
+    plan = incident.plan
+    if plan is not None and plan.action not in RUNNING:
         _look_again(turn, run, alive, incident, facts, time)
         return
-    decision = decide(facts, cause, past(run, alive, facts.now), turn.settings)
+    history = past(run, alive, facts.now, incident)
+    decision = decide(facts, cause, history, turn.settings, incident.verdict, incident.severity)
+    waits = plan is not None and incident.webhook_id is None
     if decision.action == "none":
-        if decision.held_by is not None and incident.held_by != decision.held_by:
-            incident.held_by = decision.held_by
-            turn.note(incident, time, facts.now, decision.why)
+        if waits:
+            give_up(turn, incident, time, facts.now, "Nothing speaks for it any more.")
         return
-    incident.held_by = None
-    if decision.action == "escalate":
+    if plan is not None and waits and decision.action == plan.action:
+        return
+    given = gates.answers(decision.action, _present(turn, run, incident, history), turn.memory.now)
+    held = gates.held_by(given, gates.DECIDING)
+    if held is not None:
+        if incident.held_by != held:
+            incident.held_by, incident.gates = held, given
+            turn.note(incident, time, facts.now, f"{decision.why} {_why(given, held)}")
+        return
+    planned = _planned(turn, run, alive, incident, facts, decision)
+    if isinstance(planned, Refusal) and decision.action in SOFT:
+        says = f"{decision.why} That cannot be planned: {planned.why}."
+        if all(entry.says != says for entry in incident.timeline):
+            turn.note(incident, time, facts.now, says)
+        without = structs.replace(turn.settings, probe=False, lower_lr=False)
+        decision = decide(facts, cause, history, without, incident.verdict, incident.severity)
+        if decision.action == "none":
+            return
+        planned = _planned(turn, run, alive, incident, facts, decision)
+    if plan is not None:
+        give_up(turn, incident, time, facts.now, "More must be done.")
+    incident.held_by, incident.gates = None, given
+    if planned is None:
         escalate(turn, incident, time, facts.now, decision.why)
     else:
-        roll_back(turn, run, alive, incident, facts, decision, time)
+        _take_up(turn, run, alive, incident, decision, planned, time, facts.now)
 
 
 def roll_back(
     turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision, time: float
 ) -> None:
-    """Make the plan for a decided rollback, or hand over to a person where none can be made."""
-    earlier = _earlier_plan(run, incident)
-    planned = plan_rollback(
+    """Make the plan for a decided rollback or probe, or hand over to a person where none can be made."""
+    planned = _planned(turn, run, alive, incident, facts, decision)
+    assert planned is not None
+    _take_up(turn, run, alive, incident, decision, planned, time, facts.now)
+
+
+def _planned(
+    turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision
+) -> Planned | Refusal | None:
+    """Return the plan that carries a decision out, or why there is none; None for one that needs no plan."""
+    plan = PLANS.get(decision.action)
+    return None if plan is None else plan(turn, run, alive, incident, facts, decision)
+
+
+def _rollback(
+    turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision
+) -> Planned | Refusal:
+    return plan_rollback(
         facts,
         incident.cause,
         alive,
@@ -81,36 +141,103 @@ def roll_back(
         run.executed,
         turn.settings,
         incident.further_than,
-        earlier,
+        _earlier_plan(run, incident),
     )
+
+
+def _probe(
+    turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision
+) -> Planned | Refusal:
+    return plan_probe(facts, alive, run.checkpoints, run.executed, run.probed, turn.settings, incident.confirmed_step)
+
+
+def _stop(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision) -> Planned:
+    return Planned(plan_stop(alive.start, decision.why), low_confidence=False)
+
+
+#: How the plan of each action is made that needs one.
+PLANS: Mapping[str, Callable[[Turn, Run, Alive, Incident, Facts, Decision], Planned | Refusal]] = MappingProxyType(
+    {"rollback": _rollback, "stop": _stop, "probe": _probe}
+)
+
+
+def _take_up(
+    turn: Turn,
+    run: Run,
+    alive: Alive,
+    incident: Incident,
+    decision: Decision,
+    planned: Planned | Refusal,
+    time: float,
+    step: int,
+) -> None:
+    """Let a decision's plan wait for its gates, or hand over to a person where there is none."""
     if isinstance(planned, Refusal):
-        escalate(turn, incident, time, facts.now, f"{decision.why} No rollback can be planned: {planned.why}.")
+        escalate(turn, incident, time, step, f"{decision.why} No {decision.action} can be planned: {planned.why}.")
         return
-    incident.action = "rollback"
+    incident.action = decision.action
     incident.needs_approval = decision.needs_approval or planned.low_confidence
-    raise_severity(turn, incident, "critical")
-    _adopt(turn, alive, incident, planned.plan, time, facts.now, decision.why)
+    if decision.action not in SOFT:
+        raise_severity(turn, incident, "critical")
+    _adopt(turn, run, alive, incident, planned.plan, time, step, decision.why)
 
 
-def _adopt(turn: Turn, alive: Alive, incident: Incident, plan: Plan, time: float, step: int, why: str) -> None:
+def _present(turn: Turn, run: Run, incident: Incident, history: Past) -> Present:
+    return Present(incident, run, run.alive, turn.memory, turn.settings, history)
+
+
+def _why(given: Sequence[GateAnswer], gate: str) -> str:
+    return next(one.why for one in given if one.gate == gate)
+
+
+def _adopt(
+    turn: Turn, run: Run, alive: Alive, incident: Incident, plan: Plan, time: float, step: int, why: str
+) -> None:
+    memory = turn.memory
     incident.plan = plan
-    incident.held_by = gates.held_by(incident, alive, turn.memory.silences, turn.settings, turn.memory.now)
-    target = plan.target
-    where = "" if target is None else f" to step {target.step}"
-    skip = sum(end - first for first, end in plan.skip_samples)
-    what = f"Rollback{where}" + (f", skipping {counted(skip, 'sample')}" if skip else "")
+    incident.decided_time = memory.now if math.isfinite(memory.now) else time
+    incident.gates = gates.answers(
+        cast(Wanted, plan.action), _present(turn, run, incident, past(run, alive, step)), memory.now
+    )
+    incident.held_by = gates.held_by(incident.gates)
     held = {None: "", "approval": " It waits for a person's approval.", "mode": " It is only said, not done."}
     state = "awaiting_approval" if incident.held_by == "approval" else "confirmed"
     if incident.confirmed_step is None:
         incident.confirmed_step = step
-    says = f"{why} Decided: {what}.{held.get(incident.held_by, f' Held by {incident.held_by}.')}"
+    says = f"{why} Decided: {_what(plan)}.{held.get(incident.held_by, f' Held by {incident.held_by}.')}"
     turn.note(incident, time, step, says, "awaiting_approval" if state == "awaiting_approval" else "confirmed")
 
 
+def _what(plan: Plan) -> str:
+    """Return what a plan does in a few words."""
+    if plan.action == "stop":
+        return "stop the run"
+    lowering = plan.lowering
+    if lowering is not None:
+        return f"{lowering.factor:g} times the learning rate from step {lowering.first_step} to {lowering.end - 1}"
+    where = "" if plan.target is None else f" to step {plan.target.step}"
+    skip = sum(end - first for first, end in plan.skip_samples)
+    what = "Probe" if plan.action == "probe" else "Rollback"
+    return f"{what}{where}" + (f", skipping {counted(skip, 'sample')}" if skip else "")
+
+
+def give_up(turn: Turn, incident: Incident, time: float, step: int | None, why: str) -> None:
+    """Take back a decision, or leave one behind that was carried out in the running attempt."""
+    sent = incident.webhook_id is not None
+    incident.plan = incident.approved_plan = incident.approved_by = None
+    incident.webhook_id = incident.expires_at = incident.decided_time = incident.held_by = None
+    incident.action, incident.done, incident.needs_approval, incident.gates = "none", None, False, []
+    turn.note(incident, time, step, why if sent else f"{why} The plan is taken back.", "confirmed")
+
+
 def _look_again(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, time: float) -> None:
-    """Make a waiting plan anew where its target is gone or the dirt has spread beyond its skip."""
+    """Make a waiting plan anew where its target is gone or the dirt has spread beyond its skip; take back a stop that is none any more."""
     plan = incident.plan
     if plan is None or incident.webhook_id is not None:
+        return
+    if plan.action == "stop":
+        if facts.records and not facts.nonfinite[-1]:
+            give_up(turn, incident, time, facts.now, "The loss is a number again.")
         return
     lost = plan.target is not None and any(
         checkpoint.path == plan.target.path
@@ -127,7 +254,8 @@ def _look_again(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: F
     why = "The checkpoint of the plan is gone." if lost else "The dirty data has spread beyond the plan's skip."
     incident.approved_plan = incident.approved_by = None
     incident.plan = None
-    roll_back(turn, run, alive, incident, facts, Decision("rollback", why, incident.needs_approval), time)
+    again = cast(Wanted, plan.action)
+    roll_back(turn, run, alive, incident, facts, Decision(again, why, incident.needs_approval), time)
 
 
 def _earlier_plan(run: Run, incident: Incident) -> Plan | None:
@@ -153,19 +281,63 @@ def deliver(turn: Turn, run: Run) -> None:
     incident = open_incident(run, alive.start.start_id)
     if incident is None or incident.plan is None or incident.state not in ("confirmed", "awaiting_approval"):
         return
+    if incident.webhook_id is not None:  # what leaves the attempt running has been asked for
+        return
     now = turn.memory.now
-    held = gates.held_by(incident, alive, turn.memory.silences, turn.settings, now)
+    step = int(alive.trace.steps[-1]) if len(alive.trace) else None
+    given = gates.answers(
+        cast(Wanted, incident.plan.action), _present(turn, run, incident, past(run, alive, step or 0)), now
+    )
+    if _too_late(turn, alive, incident, given, now, step):
+        return
+    held = gates.held_by(given)
     if held is not None:
-        if held != incident.held_by:
-            incident.held_by = held
+        told = [(one.gate, one.answer, one.until) for one in incident.gates]
+        if held != incident.held_by or told != [(one.gate, one.answer, one.until) for one in given]:
+            incident.held_by, incident.gates = held, given
             turn.touch(incident)
         return
-    effect = request(incident, turn.settings, now)
-    incident.held_by, incident.webhook_id, incident.expires_at = None, effect.key, effect.expires_at
-    incident.done = "requested"
+    _send(turn, run, alive, incident, given, now, step)
+
+
+def _too_late(
+    turn: Turn, alive: Alive, incident: Incident, given: Sequence[GateAnswer], now: float, step: int | None
+) -> bool:
+    """Hand over what waited for so long that it is not done any more, where it could have been done at all."""
+    late = any(one.gate == "expired" and one.answer == "deny" for one in given)
+    if not late or turn.settings.mode == "observe" or not alive.sources:
+        return False
+    says = f"{_why(given, 'expired')} It was held by {incident.held_by}."
+    if incident.action in RUNNING:
+        give_up(turn, incident, now, step, says)
+    else:
+        incident.gates = list(given)
+        escalate(turn, incident, now, step, says)
+    return True
+
+
+def _send(
+    turn: Turn, run: Run, alive: Alive, incident: Incident, given: list[GateAnswer], now: float, step: int | None
+) -> None:
+    plan = incident.plan
+    assert plan is not None
+    asked = [one for one in run.asked if one.attempt == incident.attempt]
+    effect = request(incident, turn.settings, now, len(asked) if plan.action in RUNNING else 0)
+    incident.gates, incident.held_by = given, None
+    incident.webhook_id, incident.expires_at, incident.done = effect.key, effect.expires_at, "requested"
     turn.effects.append(effect)
-    step = int(alive.trace.steps[-1]) if len(alive.trace) else None
-    turn.note(incident, now, step, f"The rollback is requested ({effect.key}).", "acting")
+    if plan.action in RUNNING:
+        last = None if plan.lowering is None else plan.lowering.end - 1
+        asked.append(
+            Asked(plan.action, incident.id, incident.attempt, plan.plan_id, effect.key, step or incident.onset, last)
+        )
+        run.asked = asked
+        turn.note(incident, now, step, f"A lower learning rate is requested ({effect.key}).", "confirmed")
+        return
+    memory = turn.memory
+    memory.requested = [one for one in memory.requested if one.time > now - gates.DAY and one.key != effect.key]
+    memory.requested.append(Requested(now, incident.run_uid, effect.key))
+    turn.note(incident, now, step, f"The {plan.action} is requested ({effect.key}).", "acting")
 
 
 def received(turn: Turn, receipt: Receipt) -> None:
@@ -173,29 +345,47 @@ def received(turn: Turn, receipt: Receipt) -> None:
     for run in turn.memory.runs.values():
         for incident in run.incidents.values():
             if incident.webhook_id == receipt.request_id:
-                _answered(turn, incident, receipt)
+                _answered(turn, run, incident, receipt)
             elif incident.evidence_id == receipt.request_id and receipt.status in REFUSALS:
                 incident.evidence_until = None  # there will be no copy to wait for
 
 
-def _answered(turn: Turn, incident: Incident, receipt: Receipt) -> None:
-    if incident.state != "acting" or incident.done == receipt.status:
+def _answered(turn: Turn, run: Run, incident: Incident, receipt: Receipt) -> None:
+    if incident.done == receipt.status or incident.plan is None:
+        return
+    running = incident.plan.action in RUNNING
+    if incident.state != "acting" and not (running and incident.open):
         return
     why = f" ({receipt.reason}{': ' if receipt.reason and receipt.detail else ''}{receipt.detail})"
     why = why if receipt.reason or receipt.detail else ""
     incident.done = receipt.status
+    says = f"The receiver says {receipt.status}{why}."
+    for asked in run.asked:
+        if asked.key == receipt.request_id:
+            asked.done = receipt.status
     if receipt.status in REFUSALS:
-        escalate(turn, incident, receipt.time, None, f"The receiver says {receipt.status}{why}.")
+        memory = turn.memory
+        memory.requested = [one for one in memory.requested if one.key != receipt.request_id]
+    if receipt.status in REFUSALS and running:
+        raise_severity(turn, incident, "critical")  # a person is told; what else must be done is still to be decided
+        turn.note(incident, receipt.time, None, says)
+    elif receipt.status in REFUSALS:
+        escalate(turn, incident, receipt.time, None, says)
+    elif incident.plan.action == "stop" and receipt.status == "executed":
+        escalate(turn, incident, receipt.time, None, f"{says} The run is stopped: mend it before it starts again.")
     else:
-        turn.note(incident, receipt.time, None, f"The receiver says {receipt.status}{why}.")
+        turn.note(incident, receipt.time, None, says)
 
 
 def overdue(turn: Turn, run: Run) -> None:
-    """Hand over a requested rollback that showed no restart long after its request expired."""
+    """Hand over a requested action that did not show long after its request expired."""
     for incident in run.incidents.values():
         expires = incident.expires_at
         if incident.state == "acting" and expires is not None and turn.memory.now > expires + PATIENCE_SECONDS:
-            escalate(turn, incident, turn.memory.now, None, "The rollback was requested and no restart followed.")
+            stop = incident.plan is not None and incident.plan.action == "stop"
+            follows = "nobody said that it was done" if stop else "no restart followed"
+            what = "rollback" if incident.plan is None else incident.plan.action
+            escalate(turn, incident, turn.memory.now, None, f"The {what} was requested and {follows}.")
 
 
 def commanded(turn: Turn, command: Command) -> None:

@@ -98,6 +98,9 @@ def _left_behind(turn: Turn, alive: Alive, incident: Incident, event: Event) -> 
     if incident.state == "acting" and alive.start.attempt == incident.attempt:
         turn.note(incident, event.time, event.step, f"{began} restarted in place; the requested rollback is still due.")
         return
+    if incident.state == "acting" and incident.plan is not None and incident.plan.action == "stop":
+        escalate(turn, incident, event.time, event.step, f"{began} began, though the run was to be stopped.")
+        return
     if incident.state == "acting":
         incident.verdict = MISMATCH
         escalate(turn, incident, event.time, event.step, f"Plan was not applied: {began} began without it.")

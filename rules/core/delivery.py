@@ -82,14 +82,18 @@ def _phase(incident: Incident) -> str:
     return incident.state
 
 
-def request(incident: Incident, settings: Settings, now: float) -> Deliver:
-    """Return the request to carry out the incident's plan. Its id says run, attempt and action, and nothing else."""
+def request(incident: Incident, settings: Settings, now: float, number: int = 0) -> Deliver:
+    """Return the request to carry out the incident's plan. Its id says run, attempt, action and ``number``, and nothing else.
+
+    ``number``: how many requests of an action that leaves the attempt running were made in it before.
+    """
     assert incident.plan is not None
+    action = incident.plan.action
     expires = now + settings.request_ttl
-    envelope = _envelope(incident, "rollback", incident.plan, settings, now, expires)
+    envelope = _envelope(incident, action, incident.plan, settings, now, expires)
     return Deliver(
         kind="webhook",
-        key=webhook.request_id(incident.run_uid, incident.attempt, "rollback", 0),
+        key=webhook.request_id(incident.run_uid, incident.attempt, action, number),
         run=incident.run,
         run_uid=incident.run_uid,
         incident=incident.id,

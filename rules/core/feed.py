@@ -29,7 +29,7 @@ from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .settling import hear
-from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, dump_memory, load_memory
+from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, Window, dump_memory, load_memory
 from .stream import Cursor, Gap, admit, flush, pass_time, take, take_row
 from .turn import Turn
 
@@ -286,6 +286,15 @@ def _tick(turn: Turn, time: float) -> None:
         acting.deliver(turn, run)
 
 
+def _window(turn: Turn, command: Command) -> None:
+    """Take a maintenance window that has opened; one that is told anew has a new end, or none any more."""
+    memory, run = turn.memory, command.matchers.get("run", "*")
+    same = (run, command.comment)
+    memory.maintenance = [one for one in memory.maintenance if one.until > memory.now and (one.run, one.note) != same]
+    if command.until is not None and command.until > memory.now:
+        memory.maintenance.append(Window(run, command.until, command.comment))
+
+
 def _command(turn: Turn, command: Command) -> None:
     _now(turn, command.time)
     if command.name == "silence":
@@ -297,6 +306,9 @@ def _command(turn: Turn, command: Command) -> None:
         ]
         if command.until is None or command.until > memory.now:
             memory.silences.append(Silence(dict(command.matchers), command.until, command.author, command.comment))
+        return
+    if command.name == "maintenance":
+        _window(turn, command)
         return
     acting.commanded(turn, command)
 

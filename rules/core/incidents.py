@@ -467,7 +467,7 @@ def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:
     says = f"No alert for {counted(quiet, 'step')} and the loss is back on its trend."
     if found == "unknown":
         says = f"No alert for {counted(quiet, 'step')}; there is no trend to compare the loss with."
-    if incident.plan is not None:
+    if incident.plan is not None and incident.webhook_id is None:
         says += " It healed before anything was done."
     close(turn, incident, time, facts.now, "recovered", says)
     return False

@@ -1,144 +1,132 @@
-"""What should be done: from shape, persistence, cause and what was done before. Whether it may be done now is the gates' business.
+"""What should be done: the first line of the table that holds. Whether it may be done now is the gates' business (:mod:`.gates`).
 
-Only persistence justifies a rollback. Three things persist: weights that are no longer numbers, a loss that stays high, and a
-shard that is dirty step after step while loss or gradient are abnormal; the last may be acted upon sooner, because each
-further step does more damage and the evidence does not get better.
+``POLICY`` is read from top to bottom: from verdict, cause, confidence, severity and what was done before to a wanted action and the
+sentence why. docs/decisions.md shows it, and a test compares the two.
 
-A start that goes on otherwise than its parent left off is never rolled back: the next one would resume in the same way (case A05).
-A person mends what restores it.
+Only persistence justifies an ending action (:mod:`.persistence`); what heals by itself is left alone (case A01). A start that goes on
+otherwise than its parent left off is never rolled back: the next one would resume in the same way (case A05).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from . import grounds
 from .attribution import Cause
 from .facts import Facts
+from .grounds import Past, Seen
+from .persistence import persists
 from .settings import Settings
-from .verdict import still_high
 
 Wanted = Literal["none", "lower_lr", "probe", "rollback", "stop", "escalate"]
 
-#: Actions that leave the attempt running and make no incident critical (design §2).
+#: Actions that make no incident critical (design §2).
 SOFT: tuple[Wanted, ...] = ("lower_lr", "probe")
+#: The words that a decision may have, with those of no action.
+ACTIONS: tuple[Wanted, ...] = ("none", "lower_lr", "probe", "rollback", "stop", "escalate")
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What should be done and why; ``needs_approval`` where the cause is too unclear to act alone.
+    """What should be done and why; ``needs_approval`` where the cause is too unclear to act alone, ``line`` names the table's line.
 
     What a planned change broke is unclear too: behind a rollback the change comes again.
-    ``held_by`` names what makes it wait for more steps: ``warm_up`` or ``cool_down``.
     """
 
     action: Wanted
     why: str
     needs_approval: bool = False
-    held_by: str | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What limits a decision: rollbacks of the run so far, and how long this attempt has run."""
+class Line:
+    """One line of the table: ``asks`` returns the sentence why it holds, or None. ``when`` and ``because`` say it to people."""
 
-    rollbacks: int
-    rolled_back: bool  #: this attempt began with a plan
-    steps_run: int  #: steps of this attempt until now
-    ramp_steps: int = 0  #: steps of the plan's ramp
-    mismatch: str = ""  #: severity of a rule that found this attempt to have resumed wrongly
-    handed_over: bool = False  #: a rollback before this went wrong, and the person who was called has not spoken yet
-    lowered: int = 0  #: requests of this attempt to lower the learning rate
-    lowered_until: int | None = None  #: the last step that the newest of them changes
-    probed: int = 0  #: probes of the run that were asked for
+    name: str
+    when: str
+    action: Wanted
+    because: str
+    asks: Callable[[Seen], str | None]
 
 
-NOTHING = Decision("none", "")
-#: Findings that an earlier attempt broke alike, and causes of which a plan takes away what made it so.
-REPEATS = ("repeated_step", "repeated_nearby", "repeated_age")
-MENDED = ("data", "hardware")
-#: The finding that replicas went apart.
-DISAGREE = "ranks_disagree"
-#: The finding that it began behind an evaluation or a checkpoint; a strong one says that it did so again and again (case A39).
-AFTER = "after_event"
+POLICY: tuple[Line, ...] = (
+    Line(
+        "nothing_learned",
+        "the loss was never a number, from the first record on, and there is no checkpoint from before",
+        "stop",
+        "Each further step costs and teaches nothing, and a rollback has nowhere to go: precision, scale or initialisation must be "
+        "mended first (case C06).",
+        grounds.nothing_learned,
+    ),
+    Line(
+        "probe_tells",
+        "something persists, `probe` allows it, and a probe attempt tells the cause: it is unclear between data and state or hardware and the "
+        "suspect samples are known, or an earlier attempt broke alike, or it began behind an evaluation again",
+        "probe",
+        "Samples that spike again are dirty, samples that do not were met by a bad state or device (cases A35, A38, A39).",
+        grounds.probe_tells,
+    ),
+    Line(
+        "comes_again",
+        "something persists, and an earlier attempt broke alike, replicas no longer agree, or it began behind an evaluation or "
+        "checkpoint again and again",
+        "escalate",
+        "Going back runs into it once more (cases A03, A39, D01). Where the data or the host is the cause a plan takes it away, and "
+        "this line does not hold.",
+        grounds.comes_again,
+    ),
+    Line(
+        "enough",
+        "something persists after `max_rollbacks` rollbacks of the run",
+        "escalate",
+        "What two rollbacks did not mend, a third does not either.",
+        grounds.enough,
+    ),
+    Line(
+        "resumed_wrongly",
+        "something persists in an attempt that resumed wrongly",
+        "escalate",
+        "The next attempt would resume in the same way (case A05).",
+        grounds.resumed_wrongly,
+    ),
+    Line(
+        "being_tried",
+        "something persists, the learning rate was lowered at most `persist_steps` ago, and neither weights nor data are at fault",
+        "none",
+        "What was done last needs its time before more is done.",
+        grounds.being_tried,
+    ),
+    Line(
+        "lasts",
+        "something persists",
+        "rollback",
+        "It does not heal by itself, and each step costs. The plan follows the cause; an unclear one waits for a person.",
+        grounds.lasts,
+    ),
+    Line(
+        "rate_too_high",
+        "the learning rate is the cause with at least `confidence`, the loss stays high for `soft_steps` or spikes or a drift go on for as "
+        "long, the run is not destroyed, and `lower_lr` allows it",
+        "lower_lr",
+        "A lower rate for a while costs little and mends what is not broken yet (cases F01, E07).",
+        grounds.rate_too_high,
+    ),
+)
+#: What holds where no line does.
+OTHERWISE = Line("otherwise", "anything else", "none", "It may heal by itself (case A01).", lambda seen: "")
 
 
-def decide(facts: Facts, cause: Cause, past: Past, settings: Settings) -> Decision:
-    """Return what should be done about an open incident now."""
-    reason = _reason(facts, cause, settings)
-    if reason is None and past.mismatch == "critical" and "mismatch" in facts.offered:
-        reason = "It did not go on as the attempt before left off."
-    if (
-        reason is None
-        and cause.name == "distributed"
-        and facts.records >= settings.dirty_steps
-        and _useless(facts, cause)
-    ):
-        reason = "The ranks no longer hold one state."
-    if reason is None:
-        return NOTHING
-    if past.steps_run <= settings.warmup_steps + past.ramp_steps:
-        return Decision("none", f"{reason} Nothing is done within the attempt's warm-up.", held_by="warm_up")
-    if past.rolled_back and past.steps_run <= settings.cooldown_steps:
-        return Decision("none", f"{reason} The last rollback is too recent.", held_by="cool_down")
-    useless = _useless(facts, cause)
-    if useless is not None:
-        return Decision("escalate", f"{reason} {useless}")
-    if past.rollbacks >= settings.max_rollbacks:
-        return Decision("escalate", f"{reason} {past.rollbacks} rollbacks were made already: a person must look.")
-    if past.mismatch:
-        return Decision("escalate", f"{reason} It resumed wrongly: after a rollback the next one would as well.")
-    unclear = cause.name in ("undetermined", "planned_change") or cause.confidence < settings.confidence
-    if past.handed_over:
-        reason = f"{reason} The last rollback went wrong and nobody has acknowledged it."
-    return Decision("rollback", reason, needs_approval=unclear or past.handed_over)
-
-
-def _useless(facts: Facts, cause: Cause) -> str | None:
-    """Say why going back would only bring it again: the attempt before broke alike, or the ranks no longer hold one state."""
-    for finding in cause.findings:
-        if finding.kind in REPEATS and cause.name not in MENDED:
-            return f"{finding.says} Going back once more would repeat it. {cause.cheapest_test}"
-        if finding.kind == DISAGREE and cause.name == "distributed":
-            return f"{finding.says} On the same hosts and libraries it would come again. {cause.cheapest_test}"
-        if finding.kind == "same_place" and cause.name == "hardware" and not facts.repeated_hosts:
-            return f"{finding.says} There is no other host to go to. {cause.cheapest_test}"
-        if finding.kind == AFTER and finding.cause == cause.name and finding.weight >= 0.5:
-            return f"{finding.says} Going back runs into the next one. {cause.cheapest_test}"
-    return None
-
-
-def _reason(facts: Facts, cause: Cause, settings: Settings) -> str | None:
-    stride = facts.trace.stride()
-    need = max(2, settings.nonfinite_steps // stride)
-    if facts.records >= need and facts.nonfinite[-need:].all():
-        return f"The loss is not finite for {need} records in a row: the weights are no longer numbers."
-    if facts.whose.bad >= need and facts.whose.bad_at == facts.now:
-        return (
-            f"The loss of some ranks alone is not finite for {facts.whose.bad} records: their weights are no numbers."
-        )
-    if cause.name == "data" and dirty_now(facts, settings.dirty_steps):
-        return (
-            f"{int(np.count_nonzero(facts.dirty))} batches since step {facts.onset} are dirty and it does not heal: "
-            "each further step does more damage."
-        )
-    if still_high(facts, settings.persist_steps):
-        return f"The loss stays above its trend for {settings.persist_steps} steps and does not come back."
-    return None
-
-
-def dirty_now(facts: Facts, steps: int) -> bool:
-    """Say whether data stayed dirty for ``steps`` up to now, with loss or gradient abnormal and no sign of healing."""
-    records = max(3, steps // facts.trace.stride())
-    if facts.records < records:
-        return False
-    dirty = facts.dirty[-records:]
-    odd = (facts.loss_high | facts.grad_high)[-records:]
-    recent = records // 2
-    return bool(
-        np.count_nonzero(dirty) >= 0.8 * records
-        and np.count_nonzero(odd) >= 0.6 * records
-        and np.count_nonzero(odd[-recent:]) >= 0.6 * recent
-    )
+def decide(
+    facts: Facts, cause: Cause, past: Past, settings: Settings, verdict: str = "other", severity: str = "warning"
+) -> Decision:
+    """Return what should be done about an open incident now: what the first line says that holds."""
+    seen = Seen(facts, cause, past, settings, verdict, severity, persists(facts, cause, past.mismatch, settings))
+    for line in POLICY:
+        why = line.asks(seen)
+        if why is not None:
+            ask = line.action == "rollback" and (grounds.unclear(seen) or past.handed_over)
+            return Decision(line.action, why, needs_approval=ask, line=line.name)
+    return Decision("none", "", line=OTHERWISE.name)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from trainwarden.plan import Plan, Probe, Target
 from trainwarden.record import Ranges
@@ -131,16 +131,16 @@ class GateAnswer(Struct, frozen=True):
 
 
 class Asked(Struct):
-    """A soft request that left for the receiver: which, as the how manieth of its kind in the attempt, and how far it went.
+    """A request that left the attempt running: of which incident and attempt, at which step it was made, and how far it went.
 
-    ``until_step`` is the last step that it changes, None where it has no end or nobody knows; ``done`` is the receiver's word.
+    ``until_step`` is the last step that it changes, None where nobody knows; ``done`` is the receiver's word.
     """
 
     action: str
-    n: int
+    incident: str
+    attempt: int
     plan_id: str
     key: str
-    time: float
     step: int
     until_step: int | None = None
     done: str = "requested"
@@ -193,7 +193,7 @@ class Incident(Struct):
     """The alerts of one attempt that belong together, and all that was concluded from them.
 
     ``gates`` are the answers of all gates to the newest decision, in their order; ``held_by`` is the first of them that is shut.
-    ``decided_time`` is when the plan that waits was made, ``asked`` what was asked of the running attempt.
+    ``decided_time`` is when the plan that waits was made.
     ``stood`` is the time of the last sign of progress, where the incident is a stall and nothing else.
     """
 
@@ -258,7 +258,6 @@ class Incident(Struct):
     last_good: Target | None = None
     gates: list[GateAnswer] = field(default_factory=list)
     decided_time: float | None = None
-    asked: list[Asked] = field(default_factory=list)
 
     @property
     def excused(self) -> bool:
@@ -361,6 +360,7 @@ class Run(Struct):
     probed: list[Probed] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     stale_lines: int = 0
+    asked: list[Asked] = field(default_factory=list)  #: what was asked of the newest attempt while it ran
 
 
 class Silence(Struct, frozen=True):
@@ -372,10 +372,18 @@ class Silence(Struct, frozen=True):
     comment: str = ""
 
 
+class Window(Struct, frozen=True):
+    """A maintenance window that is open: nothing is done to runs of the name or pattern ``run`` until then, Unix seconds."""
+
+    run: str
+    until: float
+    note: str = ""
+
+
 class Memory(Struct):
     """What is stored of the whole core. ``now`` is the newest time that a tick, a poll or a person told, Unix seconds.
 
-    ``requested``: what ended an attempt within the last day, of all runs.
+    ``requested``: what ended an attempt within the last day, of all runs. ``maintenance``: the windows that are open.
     """
 
     now: float = -math.inf
@@ -383,6 +391,7 @@ class Memory(Struct):
     silences: list[Silence] = field(default_factory=list)
     version: int = STORED
     requested: list[Requested] = field(default_factory=list)
+    maintenance: list[Window] = field(default_factory=list)
 
 
 class State:
@@ -421,7 +430,7 @@ HEAD = ""
 
 def dump_memory(memory: Memory, runs: Iterable[str] | None = None) -> dict[str, bytes]:
     """Encode the memory by parts: the head, and each of these runs (all of them by default) under its ``run_uid``."""
-    head = Memory(memory.now, {}, memory.silences, memory.version, memory.requested)
+    head = structs.replace(memory, runs={})
     parts = {HEAD: msgspec.msgpack.encode(head, enc_hook=_encode)}
     for run_uid in memory.runs if runs is None else runs:
         run = memory.runs.get(run_uid)
