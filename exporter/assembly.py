@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def assemble(
         notices,
         settings.rotate_bytes,
     )
-    page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS, settings.sources)
+    say = partial(notices.say, "series")
+    page = Page(identity.run, identity.rank, settings.max_series, WINDOW_SECONDS, settings.sources, say)
     preflight = None
     if settings.preflight and identity.rank == 0:  # what is set is set for all
         known = facts(model, optimizers, watched, settings.total_steps)

@@ -81,7 +81,9 @@ class Page(Collector):
         max_series: int = 1000,
         window_seconds: float = WINDOW_SECONDS,
         sources: Sequence[str] = (),
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
+        self._say = say
         self._base: Labels = (run, str(rank))
         self._limit = max_series
         self._sources = (*sources, OTHER_SOURCES)
@@ -120,6 +122,11 @@ class Page(Collector):
         values = self._values.setdefault(series, {})
         if labels not in values:
             if self._count >= self._limit:
+                if not self._refused:
+                    self._say(
+                        f"more than {self._limit} series: {series} and what else comes is left off the page, and counted; raise max_series "
+                        "where Prometheus can take them. The records hold all of it"
+                    )
                 self._refused.add((series, labels))
                 return
             self._count += 1
