@@ -14,6 +14,7 @@ from typing import cast
 from msgspec import structs
 
 from trainwarden.plan import Plan
+from trainwarden.record import Ranges
 from trainwarden.rules.core.counted import counted
 
 from . import gates
@@ -49,8 +50,8 @@ def past(run: Run, alive: Alive, step: int, incident: Incident | None = None) ->
         if one.plan is not None and one.plan.action == "probe" and one.webhook_id is not None:
             probes.add(one.plan.plan_id)
     return Past(
-        rollbacks=len({plan.plan_id for plan in run.executed}),
-        rolled_back=alive.plan_id is not None,
+        rollbacks=len({plan.plan_id for plan in run.executed if not plan.probe}),
+        rolled_back=alive.plan_id is not None and alive.probe is None,
         steps_run=step - first + 1,
         ramp_steps=alive.ramp_steps,
         mismatch=alive.mismatch,
@@ -142,6 +143,7 @@ def _rollback(
         turn.settings,
         incident.further_than,
         _earlier_plan(run, incident),
+        _asked_about(run, incident),
     )
 
 
@@ -263,6 +265,14 @@ def _earlier_plan(run: Run, incident: Incident) -> Plan | None:
     if before is None or before.state != "not_recovered" or incident.further_than is None:
         return None
     return before.verification.plan if before.verification is not None else before.plan
+
+
+def _asked_about(run: Run, incident: Incident) -> tuple[Ranges, int] | None:
+    """Return the suspect samples, with their epoch, of the incident whose probe showed that they do it again."""
+    before = run.incidents.get(incident.follows or "")
+    if before is None or all(one.incident != before.id or one.answer != "again" for one in run.probed):
+        return None
+    return before.suspect_samples, before.suspect_epoch
 
 
 def escalate(turn: Turn, incident: Incident, time: float, step: int | None, why: str) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from trainwarden.plan import Applied
 from trainwarden.record import Event, Step
 
+from . import answers
 from .acting import escalate, past, roll_back
 from .delivery import rank
 from .incidents import close, conclude, facts_of, new_incident, open_incident, place
 from .lineage import applied_plan, executed, plan_of
 from .planned import parted
+from .planning import of_fallback
 from .policy import Decision
 from .recovery import Judged, begin, cut_short, finish_early, go_on, observe
 from .replaying import expect
@@ -35,7 +37,7 @@ def started(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
     report = applied_plan(event)
     attempt = alive.start.attempt
     if report is not None:
-        alive.plan_id, alive.ramp_steps = report.plan_id, report.rewarmup_steps
+        alive.plan_id, alive.ramp_steps, alive.probe = report.plan_id, report.rewarmup_steps, report.probe
         plan = executed(report, attempt)
         if plan is not None and all(one.plan_id != plan.plan_id or one.for_attempt != attempt for one in run.executed):
             run.executed.append(plan)
@@ -50,7 +52,8 @@ def started(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
         else:
             _left_behind(turn, alive, incident, event)
     _forget_traces(run)
-    expect(run, alive, report)
+    if alive.probe is None:  # what a probe repeats is judged by its answer
+        expect(run, alive, report)
 
 
 def _whose(waiting: list[Incident], report: Applied, run: Run) -> Incident | None:
@@ -67,10 +70,17 @@ def _executed(turn: Turn, run: Run, alive: Alive, incident: Incident, report: Ap
     if plan is None or plan.plan_id != report.plan_id:
         plan = plan_of(report, alive.start.run_uid, alive.start.attempt)
         turn.note(incident, event.time, event.step, f"Attempt {alive.start.attempt} began with a plan of other origin.")
-    incident.action, incident.plan, incident.held_by, incident.done = "rollback", plan, None, "executed"
-    incident.severity = "critical"
+    incident.action, incident.plan, incident.held_by, incident.done = plan.action, plan, None, "executed"
+    if plan.probe is None:
+        incident.severity = "critical"
     parent = run.traces.get(incident.attempt)
+    refused = {name: why for name, why in report.not_applied.items() if name not in BESIDE}
     first = report.start_step
+    if report.target is not None and report.target in plan.fallback_targets:
+        refused.pop("target", None)
+        plan = incident.plan = of_fallback(plan, report.target, parent)
+        says = f"Its target could not be loaded: it goes back to step {report.target.step}, which the plan names beside it."
+        turn.note(incident, event.time, event.step, says)
     incident.verification = begin(incident, plan, alive.start.attempt, alive.start.start_id, first, parent)
     incident.closed_step = None
     where = "" if report.target is None else f" from step {report.target.step}"
@@ -84,7 +94,6 @@ def _executed(turn: Turn, run: Run, alive: Alive, incident: Incident, report: Ap
     for name in BESIDE:
         if name in report.not_applied:
             turn.note(incident, event.time, event.step, f"Not applied: {name}: {report.not_applied[name]}.")
-    refused = {name: why for name, why in report.not_applied.items() if name not in BESIDE}
     if refused:
         missing = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items()))
         _settle(
@@ -159,6 +168,11 @@ def verify(turn: Turn, run: Run, alive: Alive, record: Step) -> None:
         if incident.state != "verifying" or verification is None or verification.start_id != alive.start.start_id:
             continue
         again = _again(turn, alive, incident, record)
+        if answers.waits(incident):
+            answers.listen(turn, run, alive, incident, record, None if again is None else again.says.rstrip("."))
+            again = None
+            if incident.ended:
+                continue
         if again is not None:
             _settle(turn, run, alive, incident, again, record.time, record.step)
             continue
