@@ -175,8 +175,10 @@ def _take_up(
 ) -> None:
     """Let a decision's plan wait for its gates, or hand over to a person where there is none."""
     if isinstance(planned, Refusal):
+        incident.advice = [planned.advice] if planned.advice else []
         escalate(turn, incident, time, step, f"{decision.why} No {decision.action} can be planned: {planned.why}.")
         return
+    incident.advice = list(planned.advice)
     incident.action = decision.action
     incident.needs_approval = decision.needs_approval or planned.low_confidence
     if decision.action not in SOFT:

@@ -15,7 +15,7 @@ from trainwarden.record import Event
 from trainwarden.rules.core.counted import counted
 
 from . import acting, aftermath, broken, damaged, devices, devices_told, environment, failing, looked, machines
-from . import progress, standstill
+from . import probing, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
@@ -188,6 +188,7 @@ def _happened(turn: Turn, value: Happened) -> None:
     if value.rank == min(cursors):
         progress.happened(alive.progress, event, cursors[value.rank].last_time)
         remember(run.events, event)
+        probing.happened(alive, event)
     if event.kind == "start":
         first = not alive.described
         machines.describe(alive.machines, value.rank, event.fields)

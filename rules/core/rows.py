@@ -31,6 +31,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "verdict": incident.verdict,
         "action": incident.action,
         "plan": None if incident.plan is None else msgspec.to_builtins(incident.plan),
+        "advice": list(incident.advice),
         "held_by": incident.held_by,
         "gates": [msgspec.to_builtins(one) for one in incident.gates],
         "done": incident.done,

@@ -193,6 +193,7 @@ class Incident(Struct):
     """The alerts of one attempt that belong together, and all that was concluded from them.
 
     ``gates`` are the answers of all gates to the newest decision, in their order; ``held_by`` is the first of them that is shut.
+    ``advice`` is what a closer spacing of checkpoints would have saved, or made possible.
     ``decided_time`` is when the plan that waits was made.
     ``stood`` is the time of the last sign of progress, where the incident is a stall and nothing else.
     """
@@ -235,6 +236,7 @@ class Incident(Struct):
     domains: list[str] = field(default_factory=list)
     worst_excess: float = 0.0
     plan: Plan | None = None
+    advice: list[str] = field(default_factory=list)
     needs_approval: bool = False
     approved_plan: str | None = None
     approved_by: str | None = None
