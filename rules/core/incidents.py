@@ -416,16 +416,28 @@ def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
 
 
 def keep_target(turn: Turn, run: Run, incident: Incident, time: float) -> None:
-    """Note the last good checkpoint, and ask the receiver once to keep it, when an incident is more than information."""
+    """Note the last good checkpoint, and ask the receiver to keep what a rollback may need, when an incident is more than information.
+
+    At its opening the cause is not known: the newest one before the onset is kept, and the newest that is older by one memory of the second
+    moment. Later the target of a plan is, if it is neither: it may wait for long.
+    """
     if incident.last_good is None and rank(incident.severity):
         chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
         incident.last_good = None if chosen is None else chosen.target
-    if incident.kept or not turn.settings.receiver or rank(incident.severity) == 0:
+    if not turn.settings.receiver or rank(incident.severity) == 0:
         return
-    incident.kept = True
-    chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
-    if chosen is not None:
-        turn.effects.append(pin(incident, chosen.target, turn.settings, time))
+    wanted = [] if incident.plan is None or incident.plan.target is None else [incident.plan.target]
+    if not incident.kept:
+        incident.kept = True
+        beta2 = None if run.alive is None else _beta2(run.alive)
+        for cause, memory in (("data", None), ("optimizer_state", beta2)):
+            chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, cause, memory)
+            if chosen is not None:
+                wanted.append(chosen.target)
+    for target in wanted:
+        if target.path not in incident.pinned:
+            incident.pinned.append(target.path)
+            turn.effects.append(pin(incident, target, turn.settings, time))
 
 
 def keep_damage(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float) -> None:

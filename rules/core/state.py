@@ -252,6 +252,7 @@ class Incident(Struct):
     verification: Verification | None = None
     timeline: list[Entry] = field(default_factory=list)
     kept: bool = False
+    pinned: list[str] = field(default_factory=list)
     evidence_id: str | None = None
     evidence_until: float | None = None
     announced: str = ""
