@@ -108,6 +108,8 @@ def go_on(verification: Verification, start_id: str, attempt: int, first_step: i
     """Continue in a restart of the same line: what its steps repeat is forgotten and seen anew."""
     verification.start_id, verification.attempt = start_id, attempt
     verification.resumed += 1
+    if verification.skipped_since and "optimizer_step" not in verification.checks:
+        verification.optimizer_expected = None  # some of the steps that were left out may be made again
     kept = [place for place, step in enumerate(verification.after_steps) if step < first_step]
     verification.after_steps = [verification.after_steps[place] for place in kept]
     verification.after_losses = [verification.after_losses[place] for place in kept]
@@ -244,6 +246,8 @@ def _compare(verification: Verification, record: Step, parent: Trace | None) -> 
         verification.differing_samples += 1
         if verification.first_difference is None:
             verification.first_difference = record.step
+    if _skipped_samples(verification.plan, record):
+        return  # its batch is another one: what it says is nothing about the state
     before, now = parent.at("loss", record.step), record.value("loss")
     if before is not None and now is not None and len(verification.differences) < REMEMBERED:
         verification.differences.append(now - before)
