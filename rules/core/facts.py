@@ -21,6 +21,7 @@ from .events import Events
 from .looked import Looked
 from .makeup import Moved
 from .planned import Announced, baseline_from
+from .probed import Probed
 from .ranks import Whose
 from .resumed import UNPLANNED, Planned
 from .trace import FINGERPRINT, Trace
@@ -115,6 +116,7 @@ class Facts:
     traces: Mapping[int, Trace] = field(default_factory=dict)  #: records of earlier attempts, by attempt
     events: Events = field(default_factory=Events)  #: what happened beside the steps
     broken: tuple[Broken, ...] = ()  #: modules that were the first without a finite value, all of one step
+    probed: tuple[Probed, ...] = ()  #: what probes of the run showed
     devices: tuple[Told, ...] = ()  #: errors of the ranks' devices near the onset, the weightiest first
     looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
     damaged: tuple[Damaged, ...] = ()  #: rows of the tables of tokens found damaged near the onset, all of one step

@@ -30,6 +30,7 @@ from . import (
     nonfinite,
     period_of_events,
     planned_change,
+    probe_answer,
     recurring,
     repeated_step,
     resume_data,
@@ -43,6 +44,7 @@ from . import (
 
 #: All lines of evidence, in the order in which the report shows them.
 LINES: tuple[Callable[[Facts], list[Finding]], ...] = (
+    probe_answer.find,
     batch_fingerprint.find,
     shard_boundary.find,
     gradient_lead.find,

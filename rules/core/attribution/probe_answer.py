@@ -1,0 +1,23 @@
+"""A probe made the steps around this onset again: what it showed is the best evidence there is (design §4.8; cases A24, A38, A39)."""
+
+from __future__ import annotations
+
+from trainwarden.rules.core.facts import Facts, Finding
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No probe asked about this step."
+
+#: Steps by which two onsets may differ and still be the same step; a record may cover several.
+NEAR = 3
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Return what the newest probe about this step says for and against causes."""
+    near = max(NEAR * facts.trace.stride(), facts.uncertainty)
+    for one in reversed(facts.probed):
+        if abs(one.onset - facts.onset) <= near and one.answer != "unclear":
+            return [
+                Finding(kind="probe", step=one.onset, cause=cause, weight=weight, says=one.says)
+                for cause, weight in one.weights.items()
+            ]
+    return []
