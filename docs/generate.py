@@ -15,10 +15,13 @@ from typing import Any
 
 import yaml
 
+from trainwarden.rules.core.gates import GATES
+from trainwarden.rules.core.policy import ACTIONS, OTHERWISE, POLICY
+from trainwarden.rules.core.settings import Settings
 from trainwarden.signals import DERIVED, LABEL_VALUES, SIGNALS, Series, Signal
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/series.md", "docs/index.md")
+PAGES = ("README.md", "docs/series.md", "docs/index.md", "docs/decisions.md")
 #: The rules that README shows.
 NAMED_RULES = ("TrainingLossSpike", "TrainingGradCollapse", "TrainingPeriodicSpikes")
 #: The info metric is made by the exporter's page and holds no number.
@@ -95,12 +98,55 @@ def _labels_of(rule: dict[str, Any]) -> tuple[str, str]:
     return str(rule["labels"].get("severity", "")), str(rule["labels"].get("verdict", ""))
 
 
+def policy() -> str:
+    """Return the policy's table: one row a line, in the order in which they are asked."""
+    rows = [
+        (f"{place} `{line.name}`", line.when, f"`{line.action}`", line.because)
+        for place, line in enumerate((*POLICY, OTHERWISE), 1)
+    ]
+    return table(("line", "when", "wanted", "because"), rows)
+
+
+def gates() -> str:
+    """Return one row a gate, in the order in which they are asked."""
+    actions = [action for action in ACTIONS if action != "none"]
+    rows = []
+    for place, gate in enumerate(GATES, 1):
+        asked = [action for action in actions if action in gate.of]
+        of = ", ".join(f"`{action}`" for action in asked)
+        rows.append((f"{place} `{gate.name}`", gate.question, of, gate.opens))
+    return table(("gate", "asks", "of", "opened by"), rows)
+
+
+#: The settings that policy and gates go by, in the order of the page.
+LIMITS = (
+    *("mode", "confidence", "persist_steps", "dirty_steps", "nonfinite_steps", "warmup_steps", "cooldown_steps"),
+    *("max_rollbacks", "max_rollbacks_per_day", "max_actions_per_day", "decision_ttl", "max_action_age"),
+    *("lower_lr", "soft_steps", "lower_lr_factor", "lower_lr_steps", "max_lower_lr", "probe", "max_probes"),
+)
+
+
+def limits() -> str:
+    """Return one row a setting that policy and gates go by, with its default and its own words."""
+    text = Path(str(sys.modules[Settings.__module__].__file__)).read_text()
+    rows = []
+    for name in LIMITS:
+        said = re.search(rf'^    {name}: .*\n    """(.*?)"""', text, re.MULTILINE | re.DOTALL)
+        assert said is not None, name
+        default = str(getattr(Settings(), name))
+        rows.append((f"`{name}`", {"True": "true", "False": "false"}.get(default, default), " ".join(said[1].split())))
+    return table(("setting", "default", "meaning"), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "series": series,
     "signals": signals,
     "labels": labels,
     "rules": rules,
     "alerts": alerts,
+    "policy": policy,
+    "gates": gates,
+    "limits": limits,
 }
 
 

@@ -21,6 +21,7 @@ from trainwarden.rules.core.planned import KINDS
 from trainwarden.rules.core.settings import PlannedChange, Settings
 from trainwarden.rules.fields import Model, Seconds, convert, where
 from trainwarden.rules.fields import Path as FieldPath
+from trainwarden.rules.windows import Maintenance
 from trainwarden.rules.yamltext import Document, Problem, YamlError, load
 from trainwarden.webhook import WebhookError, decode_secret
 
@@ -114,7 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``snapshot_interval`` is the longest time between two transactions; an effect never waits for it. Finished outbox
     rows and closed journal rows are kept for ``retention``. ``act_token_file`` holds the bearer token that commands to the
     API (approve, acknowledge, dismiss) must carry; without it the API only reads. ``planned_changes`` says at which steps of
-    which runs something is known to change.
+    which runs something is known to change, ``maintenance`` when nothing is done to them.
     """
 
     sources: list[SourceConfig]
@@ -129,6 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[str] = msgspec.field(default_factory=lambda: ["default"])
     policy: Settings = Settings()
     planned_changes: list[PlannedChange] = []
+    maintenance: list[Maintenance] = []
     receiver: ReceiverConfig | None = None
     act_token_file: str | None = None
     limits: Limits = Limits()

@@ -288,12 +288,15 @@ def _tick(turn: Turn, time: float) -> None:
 
 
 def _window(turn: Turn, command: Command) -> None:
-    """Take a maintenance window that has opened; one that is told anew has a new end, or none any more."""
-    memory, run = turn.memory, command.matchers.get("run", "*")
-    same = (run, command.comment)
-    memory.maintenance = [one for one in memory.maintenance if one.until > memory.now and (one.run, one.note) != same]
-    if command.until is not None and command.until > memory.now:
-        memory.maintenance.append(Window(run, command.until, command.comment))
+    """Take a maintenance window that has opened; without an end: there is none open but those that are told from here on."""
+    memory = turn.memory
+    if command.until is None:
+        memory.maintenance = []
+        return
+    window = Window(command.matchers.get("run", "*"), command.until, command.comment)
+    memory.maintenance = [one for one in memory.maintenance if one.until > memory.now and one != window]
+    if window.until > memory.now:
+        memory.maintenance.append(window)
 
 
 def _command(turn: Turn, command: Command) -> None:

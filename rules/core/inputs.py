@@ -61,7 +61,7 @@ class SourceSeen(msgspec.Struct, frozen=True, tag=True):
 class Command(msgspec.Struct, frozen=True, tag=True):
     """An operator's word about an incident, with its author, or about runs: a silence, a maintenance window that has opened.
 
-    The ``matchers`` of a window hold ``run``, a name or a pattern; ``until`` is its end. Those of ``forget`` name suspect samples:
+    The ``matchers`` of a window hold ``run``, a name or a pattern; ``until`` is its end, None takes back all that are open. Those of ``forget`` name suspect samples:
     ``id``, ``run`` or ``dataset``, all of which must be so, or ``all``.
     """
 

@@ -82,7 +82,7 @@ POLICY: tuple[Line, ...] = (
         "enough",
         "something persists after `max_rollbacks` rollbacks of the run",
         "escalate",
-        "What two rollbacks did not mend, a third does not either.",
+        "What as many did not mend, one more does not either.",
         grounds.enough,
     ),
     Line(

@@ -18,7 +18,7 @@ from trainwarden.rules.core.inputs import Observation, Tick
 from trainwarden.rules.core.state import IncidentState
 from trainwarden.rules.daemon.delivery import Delivery
 from trainwarden.rules.daemon.following import Follow, Following
-from trainwarden.rules.daemon.inbox import Inbox
+from trainwarden.rules.daemon.inbox import Inbox, Received
 from trainwarden.rules.daemon.live import CORE, Core, Live
 from trainwarden.rules.daemon.polling import Polling
 from trainwarden.rules.daemon.schedule import Schedule
@@ -29,6 +29,7 @@ from trainwarden.rules.notifiers.webhook import WebhookNotifier
 from trainwarden.rules.outbox import Outbox
 from trainwarden.rules.sources.positions import Positions
 from trainwarden.rules.store import Store, StoreError
+from trainwarden.rules.windows import Windows
 
 _PRUNE_SECONDS = 3600.0
 #: Ticks begin at the latest this long after the start, also if some source has not been polled by then.
@@ -76,6 +77,7 @@ class Daemon:
                 follow or Follow(), self._positions, self._inbox.put, self._metrics, config.poll_interval
             )
             self._schedule = Schedule(self._metrics)
+            self._windows = Windows(config.maintenance)
             token = None if config.act_token_file is None else config.path(config.act_token_file)
             commands = Commands(self._store, self._inbox, token)
             self._api = Api(self._store, self._metrics, self.unready, commands, check_address(config.listen))
@@ -158,7 +160,17 @@ class Daemon:
 
     def _tick(self) -> None:
         # Before the first look at the sources, time that passed while this daemon was down would look like silence.
-        if self._caught_sight() and not self._inbox.offer(Tick(time.time())):
+        if not self._caught_sight():
+            return
+        now = time.time()
+        try:
+            for command in self._windows.due(now):
+                if not self._inbox.offer(Received(self._store.receive(command, now), command)):
+                    break
+                self._windows.told(command)
+        except StoreError as error:
+            self._log.error("a maintenance window cannot be opened", error=str(error))
+        if not self._inbox.offer(Tick(now)):
             self._metrics.ticks_dropped.inc()
 
     def _prune(self) -> None:

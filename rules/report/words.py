@@ -120,7 +120,8 @@ def decision(row: dict[str, Any]) -> str:
             says += f" to the checkpoint of step {step(target['step'])}"
         says += "".join(f", {one}" for one in _changes(plan)) + "."
     elif action == "stop":
-        says = "Decided: stop the run."
+        why = (plan.get("reasons") or {}).get("action")
+        says = "Decided: stop the run." + (f" {why}" if why else "")
     elif action == "escalate":
         reasons = [str(item.get("says")) for item in row.get("timeline") or [] if item.get("state") == "escalated"]
         says = "Decided: hand over to a person." + (
@@ -145,6 +146,12 @@ HELD = {
     "approval": "a person must approve it",
     "no_receiver": "there is no receiver that could carry it out",
     "silenced": "a silence covers it",
+    "acknowledged": "a person looks after it",
+    "maintenance": "a maintenance window is open",
+    "run_limit": "as much was done to the run as it may have",
+    "day_limit": "the run was restarted as often today as it may be",
+    "fleet_limit": "as many runs were restarted today as may be",
+    "expired": "it was decided too long ago",
     "start_ended": "the start that it is about has ended",
     "not_live": "the records come from a file, of a run that nobody polls",
     "unauthenticated": "its source is not authenticated",
