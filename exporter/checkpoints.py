@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainwarden.record import Event, RecordError, decode_line
+from trainwarden.record import Event, RecordError, decode_line, purpose_of
 from trainwarden.runfolder import RunFolder
 
 #: Occurs in every checkpoint event and in hardly any step line, so that a long journal is searched, not parsed.
@@ -62,7 +62,8 @@ def _read(folder: RunFolder, rank: int | None) -> list[Checkpoint]:
                 continue
             before = known.get(path)
             step = event.step
-            whole = event.fields.get("complete") is True or event.fields.get("quarantined") is True
+            kept = event.fields.get("quarantined") is True or purpose_of(event) == "forensic"
+            whole = event.fields.get("complete") is True or kept
             if whole and step is not None:
                 # Several ranks may report one and the same save; the first report stands.
                 same = before is not None and (before.start_id, before.step) == (start_id, step)
@@ -83,7 +84,7 @@ def _updated(checkpoint: Checkpoint, event: Event) -> Checkpoint:
         checkpoint,
         complete=checkpoint.complete or fields.get("complete") is True,
         deleted=checkpoint.deleted or fields.get("deleted") is True,
-        quarantined=checkpoint.quarantined or fields.get("quarantined") is True,
+        quarantined=checkpoint.quarantined or fields.get("quarantined") is True or purpose_of(event) == "forensic",
         pinned=bool(fields["pinned"]) if isinstance(fields.get("pinned"), bool) else checkpoint.pinned,
         abandoned=checkpoint.abandoned or fields.get("abandoned") is True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainwarden.record import Event, RecordError, decode_line
+from trainwarden.record import Event, RecordError, decode_line, purpose_of
 from trainwarden.runfolder import RunFolder
 
 #: Pauses before restart 1, 2, 3 … in seconds: doubling from one second to one minute.
@@ -44,4 +44,6 @@ def _complete(line: bytes) -> bool:
         return False  # a torn last line
     if not isinstance(event, Event) or event.kind != "checkpoint" or event.fields.get("quarantined") is True:
         return False  # a damaged state, kept for whoever looks into it, is no progress
+    if purpose_of(event) == "forensic":
+        return False
     return event.fields.get("complete") is True

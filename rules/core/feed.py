@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwarden.record import Event
+from trainwarden.record import Event, purpose_of
 from trainwarden.rules.core.counted import counted
 
 from . import acting, aftermath, broken, damaged, devices, devices_told, environment, failing, looked, machines
@@ -19,11 +19,13 @@ from . import probing, progress, standstill
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
+from .fault_exit import exited
 from .inputs import Command, Happened, Input, Observation, Receipt, SourceSeen, Start, Steps, Tick
 from .judging import judge, say_restored
 from .language import Evaluator
 from .lineage import LONGEST, announced, configured, describe, follows, resumed_within, take_over
 from .preflight import described, told
+from .rerun import KIND, heard
 from .resumed import ANNOUNCING
 from .rows import row
 from .seeing import AlertEngine, AlertSource
@@ -217,12 +219,15 @@ def _happened(turn: Turn, value: Happened) -> None:
         devices_told.device_failed(turn, run, alive)
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
+    elif event.kind == KIND:
+        heard(alive, event)
     elif event.kind == "preflight":
         told(turn, alive, event)
     elif event.kind == "exit" and value.rank == min(alive.line.cursors):
         judge(turn, run, alive, flush(alive.line))
         say_restored(turn, alive, over=True)
         standstill.exited(turn, run, alive, event)
+        exited(turn, run, alive, event)
         aftermath.ended(turn, run, alive, event, event.time, event.step)
     else:
         hear(turn, alive, value.rank, event)
@@ -257,6 +262,8 @@ def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
     for name in ("deleted", "pinned", "abandoned", "quarantined"):
         if fields.get(name) is True:
             setattr(known, name, True)
+    purpose = purpose_of(event)
+    known.quarantined, known.emergency = known.quarantined or purpose == "forensic", known.emergency or purpose == "emergency"
     incident = run.incidents.get(str(fields.get("incident"))) if known.quarantined else None
     if incident is not None:
         incident.evidence_until = None  # the copy is made, or will not be

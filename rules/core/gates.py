@@ -16,6 +16,7 @@ from typing import Literal
 
 from .grounds import Past
 from .policy import Wanted
+from .rerun import going_on
 from .settings import Settings
 from .state import Alive, GateAnswer, Incident, Memory, Run, Silence
 
@@ -119,6 +120,13 @@ def _maintenance(wanted: Wanted, present: Present, now: float) -> Answer:
 
 def _start_ended(wanted: Wanted, present: Present, now: float) -> Answer:
     return ALLOW if present.live is not None else Answer("deny", "The start that it is about has ended.")
+
+
+def _rerun(wanted: Wanted, present: Present, now: float) -> Answer:
+    alive = present.live
+    if alive is None or not going_on(alive):
+        return ALLOW
+    return Answer("hold", f"The framework is making the step behind {alive.rerun} again by itself.")
 
 
 def _run_limit(wanted: Wanted, present: Present, now: float) -> Answer:
@@ -283,6 +291,14 @@ GATES: tuple[Gate, ...] = (
         "Does the start still live that the incident is about?",
         "It never opens: the next start is judged by its own records.",
         _start_ended,
+    ),
+    Gate(
+        "rerun",
+        DELIVERED,
+        "Is the framework not making a step again by itself?",
+        "By itself with the event `rerun` that says it is over, or with the record of a later step. Two systems that mend one fault undo each "
+        "other (case E10).",
+        _rerun,
     ),
     Gate(
         "run_limit",

@@ -317,6 +317,8 @@ class Alive(Struct):
     below: bool = False
     described: bool = False
     environment: str = ""
+    exit_code: int | None = None
+    rerun: int | None = None  #: the last recorded step when the framework began to make one again
     can_skip: list[str] = field(default_factory=list)
     dataset: str | None = None
     beta2: float | None = None

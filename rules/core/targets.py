@@ -61,6 +61,8 @@ def why_not(checkpoint: Checkpoint, executed: Sequence[Executed]) -> str | None:
         return "is kept for examination alone"
     if checkpoint.complete is not True:
         return "is incomplete" if checkpoint.complete is False else "was never reported complete"
+    if checkpoint.emergency:
+        return "was saved in an emergency"
     if checkpoint.finite is False:
         return "holds values that are not finite"
     if checkpoint.deleted:

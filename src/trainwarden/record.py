@@ -108,6 +108,23 @@ class Event(msgspec.Struct, kw_only=True):
     fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+#: Words by which a checkpoint event marks a state that is kept for examination alone, and one that was saved in haste (case E10).
+FORENSIC, EMERGENCY = ("forensic", "forensics", "examination", "debug", "post_mortem"), ("emergency", "preemption", "haste")
+
+
+def purpose_of(event: Event) -> str:
+    """Return what a checkpoint event says that the state is for: ``forensic``, ``emergency``, or an empty text for one to go on from.
+
+    Told by the field ``purpose`` (or ``checkpoint_kind``), or by a field of that name that is true.
+    """
+    said = [event.fields.get(name) for name in ("purpose", "checkpoint_kind")]
+    words = [one.lower().replace("-", "_").replace(" ", "_") for one in said if isinstance(one, str)]
+    for purpose, known in (("forensic", FORENSIC), ("emergency", EMERGENCY)):
+        if event.fields.get(purpose) is True or any(word in known for word in words):
+            return purpose
+    return ""
+
+
 #: Kinds of events that trainwarden itself knows.
 EVENT_KINDS = (
     "start",
