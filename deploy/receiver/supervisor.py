@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from trainwarden.plan import RESTARTING_ACTIONS
+from trainwarden.plan import RESTARTING_ACTIONS, PlanError
 from trainwarden.runfolder import RunFolder, RunFolderError
 
 from . import locks, processes, restarts
@@ -248,6 +248,16 @@ class Supervisor:
             self._say(f"plan ignored: {says}")
         return next((p.plan_id for p in plans if p.for_attempt == attempt and p.action in RESTARTING_ACTIONS), None)
 
+    def _excluded(self) -> list[str]:
+        """Return the hosts that plans so far leave out, each once."""
+        try:
+            ledger = self._run.ledger()
+        except (PlanError, OSError) as error:
+            self._say(f"hosts to leave out are not known: {error}")
+            return []
+        entries = [] if ledger is None else ledger.entries
+        return list(dict.fromkeys(host for entry in entries for host in entry.exclude_hosts))
+
     # ---------------------------------------------------------------- one attempt
 
     def _launch(self) -> None:
@@ -279,6 +289,7 @@ class Supervisor:
             "TRAINWARDEN_DIR": str(self._run.path.parent),
             "TRAINWARDEN_RUN": self._run.run,
             "TRAINWARDEN_ATTEMPT": str(state.attempt),
+            "TRAINWARDEN_EXCLUDE_HOSTS": ",".join(self._excluded()),
             MARK: self._mark,
         }
         self._tell(start=state.command, environment=environment, grace=state.grace, mark=f"{MARK}={self._mark}")
