@@ -90,6 +90,7 @@ def _verification(incident: Incident) -> dict[str, Any] | None:
     result = verification.result
     return {
         "attempt": verification.attempt,
+        "answer": verification.answer,
         "checks": {name: {"ok": check.ok, "says": check.says} for name, check in verification.checks.items()},
         "windows": [
             {"first": verification.first_step, "end": verification.onset_step, "says": verification.first_window},
