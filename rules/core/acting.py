@@ -13,7 +13,7 @@ from typing import cast
 
 from msgspec import structs
 
-from trainwarden.plan import Plan
+from trainwarden.plan import Plan, merge_ranges
 from trainwarden.record import Ranges
 from trainwarden.rules.core.counted import counted
 
@@ -26,7 +26,7 @@ from .incidents import close, open_incident, raise_severity
 from .inputs import Command, Receipt
 from .planning import Planned, Refusal, plan_rollback, plan_stop
 from .policy import SOFT, Decision, Past, Wanted, decide
-from .probing import plan_probe
+from .probing import begun, plan_probe
 from .recovery import common
 from .state import Alive, Asked, GateAnswer, Incident, Requested, Run
 from .suspects import suspects
@@ -274,7 +274,8 @@ def _asked_about(run: Run, incident: Incident) -> tuple[Ranges, int] | None:
     before = run.incidents.get(incident.follows or "")
     if before is None or all(one.incident != before.id or one.answer != "again" for one in run.probed):
         return None
-    return before.suspect_samples, before.suspect_epoch
+    shards = begun(run.traces.get(before.attempt), before.onset)
+    return merge_ranges([*before.suspect_samples, *shards]), before.suspect_epoch
 
 
 def escalate(turn: Turn, incident: Incident, time: float, step: int | None, why: str) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwarden.plan import MOST_PROBED, Checks, Plan, Probe, ProbeKind
-from trainwarden.record import Event
+from trainwarden.plan import MOST_PROBED, Checks, Plan, Probe, ProbeKind, merge_ranges
+from trainwarden.record import Event, Ranges
 
 from .drift import first_sign
 from .events import behind
@@ -29,7 +29,7 @@ from .replays import NEAR, same_losses, same_samples
 from .settings import Settings
 from .spacing import Going, advice, none_at_all
 from .state import Alive, Checkpoint, Executed, Incident, Verification
-from .suspects import suspects
+from .suspects import FROM_THE_START, suspects
 from .targets import choose
 from .trace import Trace
 
@@ -161,6 +161,23 @@ def would_tell(probe: Probe, onset: int, hosts: Sequence[str] = ()) -> str:
 
 
 # What is answered.
+
+
+def begun(trace: Trace | None, onset: int) -> Ranges:
+    """Return the whole of the shards that the onset's step had begun to read: dirt that begins with a shard is the shard's.
+
+    For samples that a probe found dirty; of others nobody knows.
+    """
+    if trace is None or (row := trace.row(onset)) >= len(trace):
+        return []
+    samples = trace.samples(row)
+    read = sum(end - first for first, end in samples)
+    found = []
+    for span in trace.shards(row) if read else ():
+        position = min((max(first, span.first) for first, end in samples if end > span.first), default=span.end)
+        if span.end - span.first > 2 * read and position - span.first <= FROM_THE_START * read:
+            found.append((span.first, span.end))
+    return merge_ranges(found)
 
 
 def happened(alive: Alive, event: Event) -> None:
