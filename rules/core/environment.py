@@ -40,6 +40,8 @@ def look(turn: Turn, run: Run, alive: Alive, event: Event) -> None:
     changed = [
         f"{name} {before[name]} -> {value}" for name, value in now.items() if name in before and before[name] != value
     ]
+    if before:
+        alive.environment = ""
     if not changed:
         return
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""

@@ -120,6 +120,7 @@ class Facts:
     devices: tuple[Told, ...] = ()  #: errors of the ranks' devices near the onset, the weightiest first
     looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
     damaged: tuple[Damaged, ...] = ()  #: rows of the tables of tokens found damaged near the onset, all of one step
+    environment: str | None = None  #: what runs otherwise than in the attempt before, None where that is not known
     exit_code: int | None = None  #: of a start that ended, where it tells of a step made again
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
 

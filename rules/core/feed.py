@@ -25,7 +25,8 @@ from .judging import judge, say_restored
 from .language import Evaluator
 from .lineage import LONGEST, announced, configured, describe, follows, resumed_within, take_over
 from .preflight import described, told
-from .rerun import KIND, heard
+from .rerun import KIND as RERUN
+from .rerun import heard as made_again
 from .resumed import ANNOUNCING
 from .rows import row
 from .seeing import AlertEngine, AlertSource
@@ -219,8 +220,8 @@ def _happened(turn: Turn, value: Happened) -> None:
         devices_told.device_failed(turn, run, alive)
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
-    elif event.kind == KIND:
-        heard(alive, event)
+    elif event.kind == RERUN:
+        made_again(alive, event)
     elif event.kind == "preflight":
         told(turn, alive, event)
     elif event.kind == "exit" and value.rank == min(alive.line.cursors):

@@ -280,6 +280,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         looked=looked.first(alive.looked, incident.onset - incident.uncertainty, now),
         damaged=damaged.first(alive.damaged, incident.onset - incident.uncertainty - damaged.LOOK, now),
         below=alive.below,
+        environment=alive.environment,
         exit_code=alive.exit_code,
         probed=tuple(run.probed),
         whose=whose_of(incident, alive),

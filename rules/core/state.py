@@ -316,7 +316,7 @@ class Alive(Struct):
     mismatch: str = ""
     below: bool = False
     described: bool = False
-    environment: str = ""
+    environment: str | None = None
     exit_code: int | None = None
     rerun: int | None = None  #: the last recorded step when the framework began to make one again
     can_skip: list[str] = field(default_factory=list)
