@@ -221,7 +221,9 @@ def _what(plan: Plan) -> str:
         return f"{lowering.factor:g} times the learning rate from step {lowering.first_step} to {lowering.end - 1}"
     where = "" if plan.target is None else f" to step {plan.target.step}"
     skip = sum(end - first for first, end in plan.skip_samples)
-    what = "Probe" if plan.action == "probe" else "Rollback"
+    if plan.probe is not None:
+        return f"probe from step {plan.target.step if plan.target else 0}. {plan.reasons.get('probe', '')}".rstrip(". ")
+    what = "Rollback"
     return f"{what}{where}" + (f", skipping {counted(skip, 'sample')}" if skip else "")
 
 

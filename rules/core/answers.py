@@ -12,6 +12,7 @@ from trainwarden.record import Step
 
 from .acting import escalate, past, roll_back
 from .attribution import weigh
+from .attribution.probe_answer import outweigh
 from .facts import Finding
 from .incidents import close, conclude, facts_of, new_incident, open_incident, place
 from .persistence import MENDED
@@ -87,7 +88,7 @@ def _weigh(incident: Incident, found: Answered) -> None:
         Finding(kind="probe", step=incident.onset, cause=cause, weight=weight, says=found.says)
         for cause, weight in found.weights.items()
     ] or [Finding(kind="probe", step=incident.onset, says=found.says)]
-    cause = weigh([*incident.findings, *told], incident.onset)
+    cause = weigh(outweigh([*incident.findings, *told]), incident.onset)
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
     incident.findings = cause.findings
     incident.cheapest_test = "" if found.weights else cause.cheapest_test

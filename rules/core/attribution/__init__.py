@@ -99,6 +99,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 def attribute(facts: Facts) -> Cause:
     """Weigh all lines of evidence."""
     findings = [finding for line in LINES for finding in line(facts)]
+    findings = probe_answer.outweigh(findings)
     cause = weigh(findings, facts.onset)
     asked = next((finding.test for finding in findings if finding.test), "")
     return replace(cause, cheapest_test=asked) if asked else cause

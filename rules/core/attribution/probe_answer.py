@@ -1,6 +1,14 @@
-"""A probe made the steps around this onset again: what it showed is the best evidence there is (design §4.8; cases A24, A38, A39)."""
+"""A probe made the steps around this onset again: what it showed is the best evidence there is (design §4.8; cases A24, A38, A39).
+
+An experiment outweighs what was only inferred: what speaks otherwise of a cause that it decides is shown and does not count. A batch may look
+like the others and be bad all the same.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from trainwarden.rules.core.facts import Facts, Finding
 
@@ -21,3 +29,12 @@ def find(facts: Facts) -> list[Finding]:
                 for cause, weight in one.weights.items()
             ]
     return []
+
+
+def outweigh(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, without the weight of those that contradict a probe's."""
+    told = {one.cause: one.weight for one in findings if one.kind == "probe" and one.weight}
+    return [
+        structs.replace(one, weight=0.0) if one.kind != "probe" and one.weight * told.get(one.cause, 0.0) < 0 else one
+        for one in findings
+    ]
