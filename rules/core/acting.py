@@ -54,6 +54,7 @@ def past(run: Run, alive: Alive, step: int, incident: Incident | None = None) ->
         rolled_back=alive.plan_id is not None and alive.probe is None,
         steps_run=step - first + 1,
         ramp_steps=alive.ramp_steps,
+        answered=any(one.attempt == alive.start.attempt and one.answer == "again" for one in run.probed),
         mismatch=alive.mismatch,
         handed_over=any(_went_wrong(one) for one in run.incidents.values()),
         targets=incident is None or bool(usable(run.checkpoints, run.executed, incident.onset - incident.uncertainty)),

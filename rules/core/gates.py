@@ -74,7 +74,7 @@ ALLOW = Answer("allow")
 
 def _warm_up(wanted: Wanted, present: Present, now: float) -> Answer:
     first = present.settings.warmup_steps + present.past.ramp_steps
-    if present.past.steps_run > first:
+    if present.past.answered or present.past.steps_run > first:
         return ALLOW
     return Answer("hold", f"The attempt has run {present.past.steps_run} steps of its warm-up of {first}.")
 
