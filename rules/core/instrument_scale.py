@@ -15,6 +15,8 @@ from .block import Floats
 
 #: Records after which a loss is known to be coarse, and those of a new start that are compared with the old.
 ENOUGH, COMPARED = 200, 20
+#: Records after which a few values may show that they are bfloat16's, and how exactly a log prints them.
+SOONEST, PRINTED = 60, 5.1e-5
 #: Records before a restart that tell the old level, and how exact a factor must be met.
 BEFORE, EXACT = 50, 0.01
 #: How exact it must be met by the first few values, which are not yet believed.
@@ -29,6 +31,21 @@ def coarse(losses: Floats) -> float:
     """Return the step of a rounded loss, or 0 where it is finer than its own noise."""
     finite = losses[np.isfinite(losses)]
     return quantum(finite) if len(finite) >= ENOUGH // 2 else 0.0
+
+
+def rounded(losses: Floats) -> float:
+    """Return the step of a loss that bfloat16 rounds and that has taken few values yet, or 0 (case B01).
+
+    All its values must lie on bfloat16's numbers, as exactly as four digits behind the point tell, and the nearest two must be neighbours.
+    """
+    finite = losses[np.isfinite(losses) & (losses > 0)]
+    distinct = np.unique(finite)
+    if len(finite) < SOONEST or len(distinct) < 2 or 4 * len(distinct) > len(finite):
+        return 0.0
+    step = 2.0 ** (math.floor(math.log2(float(distinct[-1]))) - 7)
+    off = np.abs(distinct / step - np.round(distinct / step)) * step
+    nearest = float(np.min(np.diff(distinct)))
+    return step if off.max() <= PRINTED and abs(nearest - step) <= 2 * PRINTED else 0.0
 
 
 def scaled(now: float, before: float) -> bool:

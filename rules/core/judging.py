@@ -29,16 +29,16 @@ from .incidents import (
     resolved,
 )
 from .instrument import VARYING, look, look_at_all
-from .instrument_scale import COMPARED, ENOUGH, coarse, rescaled
+from .instrument_scale import COMPARED, ENOUGH, SOONEST, coarse, rescaled, rounded
 from .instrument_screen import screen
 from .lineage import announced, doubt, restored, with_parent
 from .makeup import look as look_at_batches
 from .planned import parted
 from .preflight import say_once
-from .ranks import Rows, advance, scan
+from .ranks import Rows, advance, first_whole, scan
 from .replaying import awaited
 from .replaying import look as look_again
-from .rescaling import look_at_units, relearn
+from .rescaling import look_at_units, relearn, whole_norm
 from .scope import attend
 from .seeing import Change
 from .settling import cross, withheld
@@ -47,6 +47,12 @@ from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
 from .verdict import PERSISTENT, RECURRING, held_back, mostly_high, persisted
+
+
+#: The mark of a start of whose loss it was said that it is rounded.
+ROUNDED = "quantised_loss"
+#: Records in which ranks agree from which a norm is no longer that of a shard.
+WHOLE = 5
 
 
 def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> None:
@@ -68,6 +74,12 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     several = alive.line.world_size > 1
     records = [one.record for one in released]
     block = from_steps(records, [one.by_rank for one in released] if several else None)
+    whole = first_whole(alive.ranks, block) if several else None
+    if whole is not None:
+        judge(turn, run, alive, released[:whole])
+        whole_norm(turn, alive, records[whole].step)
+        judge(turn, run, alive, released[whole:])
+        return
     shown, faults = screen(alive.watches, block, turn.settings.dead_records)
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
@@ -270,13 +282,32 @@ def _look_at_ranks(turn: Turn, alive: Alive, ranks: Rows | None, records: Sequen
         )
         begin = alive.first_step if alive.first_step is not None else records[first].step - records[first].stride + 1
         turn.notice(alive.start, "metric_scope", begin, says, "grad_norm")
+    if alive.ranks.parted_before and alive.ranks.agreed >= WHOLE:
+        alive.ranks.parted_before = False
+        says = "grad_norm is one number on all ranks, and was that of each rank's own shard in the attempt before: it is another measure."
+        turn.notice(alive.start, "metric_scope", alive.first_step, says, "grad_norm")
+
+
+def _look_at_rounding(turn: Turn, alive: Alive, seen: int) -> None:
+    """Say once, as early as a few values show it, that the loss was rounded to bfloat16."""
+    if seen >= ENOUGH or ROUNDED in alive.noticed:
+        return
+    losses, steps = alive.trace.column("loss"), alive.trace.steps
+    for end in range(max(seen + 1, SOONEST), min(len(steps), ENOUGH - 1) + 1):
+        step_of_loss = rounded(losses[:end])
+        if step_of_loss > 0:
+            alive.noticed.append(ROUNDED)
+            says = f"The loss moves in steps of {step_of_loss:.4g}: it is rounded to bfloat16 before it is logged."
+            turn.notice(alive.start, "quantised_loss", int(steps[end - 1]), says, "loss")
+            return
 
 
 def _look_at_scale(turn: Turn, alive: Alive, seen: int) -> None:
     """Say once that the loss is coarse, and that a start logs a multiple of what the start before it did."""
     trace = alive.trace
     say_levels(turn, alive, seen)
-    if seen < ENOUGH <= len(trace):
+    _look_at_rounding(turn, alive, seen)
+    if seen < ENOUGH <= len(trace) and ROUNDED not in alive.noticed:
         step_of_loss = coarse(trace.column("loss")[:ENOUGH])
         if step_of_loss > 0:
             says = f"The loss moves in steps of {step_of_loss:.4g}: it is rounded before it is logged."

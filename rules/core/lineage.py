@@ -65,6 +65,7 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
     run.alive = Alive(start=start, line=Line(), trace=Trace(limit=settings.history_steps), rules=rules)
     if before is not None:
         run.alive.makeup = after(before.makeup)
+        run.alive.ranks.parted_before = before.ranks.said and not before.ranks.whole
     configured(run, settings)
     return run.alive
 

@@ -59,7 +59,8 @@ class RankWatch(Struct):
     """What is remembered of a start's ranks: the newest marks, and counts of records.
 
     ``same``: records in a row in which all ranks' own losses were one number. ``agreed`` and ``scattered``: records in which the
-    ranks' gradient norms were one number on all of them, and on no most of them. ``said``: they were scattered from the start.
+    ranks' gradient norms were one number on all of them, and on no most of them. ``said``: they were scattered from the start;
+    ``whole``: and became one number later; ``parted_before``: they were scattered in the attempt before.
     ``lead`` and ``leads``: by how much the highest loss usually lies above the middle, from so many records. ``past``: what the losses
     of few ranks usually are, and ``alone`` the one of them that left it in the newest record.
     """
@@ -73,6 +74,8 @@ class RankWatch(Struct):
     leads: int = 0
     past: dict[int, ranks_few.Past] = stored(default_factory=dict)
     alone: int | None = None
+    whole: bool = False
+    parted_before: bool = False
     apart: Kept = stored(default_factory=Kept)
 
 
@@ -220,6 +223,18 @@ def _look_at_scope(watch: RankWatch, agree: Bools, scattered: Bools) -> None:
         return
     enough = np.flatnonzero(watch.scattered + np.cumsum(scattered) >= ENOUGH)
     watch.said = bool(len(enough) and not agree[: enough[0] + 1].any())
+
+
+def first_whole(watch: RankWatch, block: Block) -> int | None:
+    """Return the first row at which all ranks hold one gradient norm, of a start in which each logged that of its own shard (case D05)."""
+    if watch.whole or watch.agreed or not block.ranks:
+        return None
+    ranks, norms = _table(block, ("grad_norm",))
+    if len(ranks) < RANKS_OF_BAD:
+        return None
+    agree, differ = _compare(norms)
+    row = int(np.argmax(agree)) if agree.any() else len(agree)
+    return row if row < len(agree) and watch.scattered + int(differ[:row].sum()) >= ENOUGH else None
 
 
 def since(marks: Sequence[Mark], step: int) -> list[Mark]:

@@ -6,6 +6,7 @@ comparisons span the change. What opened on the jump is closed: it was the instr
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import dataclass
 
@@ -127,6 +128,22 @@ def relearn(turn: Turn, run: Run, alive: Alive, name: str, ruling: Ruling, recor
     incident = open_incident(run, alive.start.start_id)
     if incident is not None:
         _explain(turn, alive, incident, name, ruling, since, record)
+
+
+def whole_norm(turn: Turn, alive: Alive, step: int) -> None:
+    """From ``step`` on the gradient norm is that of the whole gradient, and was each rank's of its own shard: re-learned, and said (D05)."""
+    factor = math.sqrt(max(alive.line.world_size, 1))
+    alive.ranks.whole = True
+    says = (
+        f"grad_norm is one number on all ranks from here on, and was that of each rank's own shard: about {factor:.3g} times what it was, by "
+        "the root of their number."
+    )
+    turn.notice(alive.start, "metric_scope", step, says, "grad_norm")
+    _convert(alive.trace, "grad_norm", factor, len(alive.trace))
+    alive.scales["grad_norm"] = Scale()
+    alive.rules = turn.state.fresh_rules()
+    alive.firing = {}
+    alive.unit_doubted = False
 
 
 def _explain(turn: Turn, alive: Alive, incident: Incident, name: str, ruling: Ruling, since: int, record: Step) -> None:
