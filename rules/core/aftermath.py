@@ -6,17 +6,21 @@ applied and whether it helped.
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from trainwarden.plan import Applied
 from trainwarden.record import Event, Step
 
 from . import answers
 from .acting import escalate, past, roll_back
+from .cost import of_rollback
 from .delivery import rank
 from .incidents import close, conclude, facts_of, new_incident, open_incident, place
 from .lineage import applied_plan, executed, plan_of
 from .planned import parted
 from .planning import of_fallback
 from .policy import Decision
+from .reasoning import tried
 from .recovery import Judged, begin, cut_short, finish_early, go_on, observe
 from .replaying import expect
 from .standstill import words
@@ -83,6 +87,8 @@ def _executed(turn: Turn, run: Run, alive: Alive, incident: Incident, report: Ap
         turn.note(incident, event.time, event.step, says)
     incident.verification = begin(incident, plan, alive.start.attempt, alive.start.start_id, first, parent)
     incident.closed_step = None
+    thrown = of_rollback(parent, None if report.target is None else report.target.step, event.time)
+    incident.reasoned = structs.replace(incident.reasoned, cost=thrown or incident.reasoned.cost)
     where = "" if report.target is None else f" from step {report.target.step}"
     turn.note(
         incident,
@@ -273,6 +279,8 @@ def _settle(
         incident.verdict = MISMATCH
         escalate(turn, incident, time, step, judged.says)
     else:
+        if incident.plan is not None:
+            incident.reasoned = tried(incident.reasoned, incident.plan.lr_factor, judged.outcome)
         close(turn, incident, time, step, judged.outcome, judged.says)
         if judged.outcome == "not_recovered" and alive is not None:
             _go_further(turn, run, alive, incident, time, step)

@@ -10,6 +10,7 @@ from . import devices
 from .attribution import weigh
 from .attribution.device_errors import errors
 from .incidents import conclude, facts_of, open_incident
+from .reasoning import answered
 from .state import Alive, Incident, Run
 from .turn import Turn
 
@@ -45,6 +46,7 @@ def blame(incident: Incident, alive: Alive) -> None:
     if cause.name != "hardware":
         return
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
+    incident.reasoned = answered(incident.reasoned, "device_errors", "found", found[0].says, cause.explained)
     incident.ranks = sorted({*incident.ranks, told[0].rank})
     if told[0].host and told[0].host not in incident.hosts:
         incident.hosts = [*incident.hosts, told[0].host]

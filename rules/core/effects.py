@@ -8,9 +8,9 @@ import msgspec
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Store one row under its key, replacing what was there: an incident or a notice as its JSON object."""
+    """Store one row under its key, replacing what was there: an incident, the curves around it, a notice or suspect samples as a JSON object."""
 
-    kind: Literal["incident", "notice"]
+    kind: Literal["incident", "notice", "suspect", "curves"]
     key: str
     row: dict[str, Any]
 
@@ -34,7 +34,10 @@ class Deliver(msgspec.Struct, frozen=True, tag=True):
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):
-    """Ask for one piece of outside evidence; the answer comes back as an Observation with the same ``query_id``."""
+    """Ask for one piece of evidence from outside the run; the answer comes back as an Observation with the same ``query_id``.
+
+    One of kind ``suspects`` carries its answer, which the driver hands back: what one run remembers of the data is news to another.
+    """
 
     query_id: str
     kind: str

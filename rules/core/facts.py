@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -24,6 +25,7 @@ from .planned import Announced, baseline_from
 from .probed import Probed
 from .ranks import Whose
 from .resumed import UNPLANNED, Planned
+from .sightings import Known
 from .trace import FINGERPRINT, Trace
 from .trend import Trend, fit
 
@@ -45,13 +47,24 @@ SHARE_SDS, SHARE_FACTOR = 8.0, 1.25
 #: Steps after a resume within which an onset may be the resume's fault; a record may cover several.
 RESUME_STEPS = 200
 #: Kinds of causes that findings may speak for.
-CAUSES = ("data", "learning_rate", "numeric", "optimizer_state", "hardware", "distributed", "model", "planned_change")
+CAUSES = (
+    "data",
+    "learning_rate",
+    "numeric",
+    "optimizer_state",
+    "hardware",
+    "distributed",
+    "model",
+    "instrument",
+    "planned_change",
+)
 
 
 class Finding(Struct, frozen=True, kw_only=True):
     """One observation. ``weight`` in [-1, 1] speaks for (or against) ``cause``; 0 and "" only inform.
 
-    ``test`` is what would tell whether it is so, where that is cheaper than what the causes ask for.
+    ``test`` is what would tell whether it is so, where that is cheaper than what the causes ask for. ``absent``: it was looked for and
+    is not there, which may speak against a cause and is nothing that was found.
     """
 
     kind: str
@@ -60,6 +73,17 @@ class Finding(Struct, frozen=True, kw_only=True):
     cause: str = ""
     weight: float = 0.0
     test: str = ""
+    absent: bool = False
+
+
+class NotPossible(Struct, frozen=True):
+    """A line of evidence could not look, and ``why``: what nobody recorded speaks neither for a cause nor against it."""
+
+    why: str
+
+
+#: What a line of evidence answers: what it found, nothing, or why it could not look.
+Evidence: TypeAlias = list[Finding] | NotPossible
 
 
 class Earlier(Struct, frozen=True):
@@ -120,9 +144,14 @@ class Facts:
     devices: tuple[Told, ...] = ()  #: errors of the ranks' devices near the onset, the weightiest first
     looked: tuple[Looked, ...] = ()  #: what a close look found first, all of one step
     damaged: tuple[Damaged, ...] = ()  #: rows of the tables of tokens found damaged near the onset, all of one step
+    doubted: bool = False  #: a signal may have changed its unit; what follows decides
     environment: str | None = None  #: what runs otherwise than in the attempt before, None where that is not known
     exit_code: int | None = None  #: of a start that ended, where it tells of a step made again
     periodic: tuple[int, float] | None = None  #: a step at which a rule saw a period begin anew, and the period
+    known: tuple[Known, ...] | None = (
+        None  #: remembered suspects that the onset's step read; None where nobody tells the data
+    )
+    run_uid: str = ""
 
     @property
     def repeated_hosts(self) -> tuple[str, ...]:
@@ -148,6 +177,12 @@ class Facts:
         """Records since the onset."""
         return len(self.steps)
 
+    @property
+    def far_from_resume(self) -> bool:
+        """Whether the onset lies so far behind the resume that it explains nothing."""
+        source = self.resumed_from
+        return source is not None and self.onset - source > RESUME_STEPS * self.trace.stride()
+
     def at_resume(self, name: str) -> float | None:
         """Return the last value of a signal in the parent's records, None where it is unknown or changed on purpose.
 
@@ -155,7 +190,7 @@ class Facts:
         """
         if self.inherited is None or self.resumed_from is None or self.planned.leaves_out(name):
             return None
-        if self.onset - self.resumed_from > RESUME_STEPS * self.trace.stride():
+        if self.far_from_resume:
             return None
         values = self.inherited.column(name)
         finite = values[np.isfinite(values)]

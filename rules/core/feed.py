@@ -15,7 +15,8 @@ from trainwarden.record import Event, purpose_of
 from trainwarden.rules.core.counted import counted
 
 from . import acting, aftermath, broken, damaged, devices, devices_told, environment, failing, looked, machines
-from . import probing, progress, standstill
+from . import meetings, probing, progress, standstill
+from .curves import keep_curves
 from .delivery import announce
 from .effects import Effect, Save
 from .events import remember
@@ -32,6 +33,8 @@ from .rows import row
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
 from .settling import hear
+from .soft import KIND as LOWER_LR
+from .soft import heard
 from .state import Alive, Checkpoint, Memory, Run, Silence, State, StateError, Window, dump_memory, load_memory
 from .stream import Cursor, Gap, admit, flush, pass_time, take, take_row
 from .turn import Turn
@@ -93,6 +96,8 @@ def feed(state: State, value: Input) -> list[Effect]:
         _take(turn, value)
     for incident in turn.touched.values():
         announce(turn, incident, incident.timeline[-1].time if incident.timeline else turn.memory.now)
+        if incident.run_uid in turn.memory.runs:
+            keep_curves(turn, turn.memory.runs[incident.run_uid], incident)
     saved: list[Effect] = [Save("incident", incident.id, row(incident)) for incident in turn.touched.values()]
     return saved + turn.effects
 
@@ -113,6 +118,7 @@ def _take(turn: Turn, value: Input) -> None:
         acting.received(turn, value)
     elif isinstance(value, Observation):
         _now(turn, value.time)
+        meetings.observed(turn, value)
 
 
 def _now(turn: Turn, time: float) -> None:
@@ -197,6 +203,7 @@ def _happened(turn: Turn, value: Happened) -> None:
         machines.describe(alive.machines, value.rank, event.fields)
         describe(run, alive, event)
         if first:
+            meetings.begin(turn, run, alive, event)
             aftermath.started(turn, run, alive, event)
             described(turn, alive, event)
             environment.look(turn, run, alive, event)
@@ -220,6 +227,9 @@ def _happened(turn: Turn, value: Happened) -> None:
         devices_told.device_failed(turn, run, alive)
     elif event.kind == "checkpoint":
         _checkpoint(run, alive, event)
+    elif event.kind == LOWER_LR:
+        heard(turn, run, alive, value.rank, event)
+        hear(turn, alive, value.rank, event)
     elif event.kind == RERUN:
         made_again(alive, event)
     elif event.kind == "preflight":
@@ -264,7 +274,10 @@ def _checkpoint(run: Run, alive: Alive, event: Event) -> None:
         if fields.get(name) is True:
             setattr(known, name, True)
     purpose = purpose_of(event)
-    known.quarantined, known.emergency = known.quarantined or purpose == "forensic", known.emergency or purpose == "emergency"
+    known.quarantined, known.emergency = (
+        known.quarantined or purpose == "forensic",
+        known.emergency or purpose == "emergency",
+    )
     incident = run.incidents.get(str(fields.get("incident"))) if known.quarantined else None
     if incident is not None:
         incident.evidence_until = None  # the copy is made, or will not be
@@ -322,6 +335,8 @@ def _command(turn: Turn, command: Command) -> None:
     if command.name == "maintenance":
         _window(turn, command)
         return
+    if command.name in ("dismiss", "forget"):
+        meetings.commanded(turn, command)
     acting.commanded(turn, command)
 
 

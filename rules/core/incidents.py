@@ -19,10 +19,12 @@ from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high
 from .gates import silenced
 from .healing import high_now, level
 from .makeup import moved
+from .meetings import near as met_near
 from .ongoing import ongoing
 from .onset import WINDOW, onset, shifted, uncertainty
 from .onset_numbers import numbers
 from .planned import near, parted
+from .reasoning import reasoned
 from .resumed import line_of
 from .scope import in_words, tell, whose_of
 from .seeing import Change
@@ -283,6 +285,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         environment=alive.environment,
         exit_code=alive.exit_code,
         probed=tuple(run.probed),
+        doubted=alive.unit_doubted,
         whose=whose_of(incident, alive),
         versions=alive.machines.versions,
         traces=run.traces,
@@ -290,6 +293,8 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         periodic=_periodic(incident),
         samples=tuple(trace.samples(rows.start)) if rows.start < len(trace) else (),
         changes=near(alive.changes, incident.onset),
+        known=met_near(alive, incident.onset - incident.uncertainty, incident.onset),
+        run_uid=run.run_uid,
     )
 
 
@@ -332,11 +337,13 @@ def conclude(
     incident.numbers = numbers(incident.numbers, facts)
     tell(incident, facts)
     incident.verdict = shape(facts, healed, settled, persist_steps)
+    incident.reasoned = reasoned(incident.reasoned, facts, cause, incident.verdict)
     finite = facts.excess[facts.excess == facts.excess]
     if len(finite):
         incident.worst_excess = max(incident.worst_excess, float(finite.max()))
     found = suspects(facts)
     incident.suspect_samples, incident.suspect_epoch = found.ranges, found.epoch
+    incident.suspect_shards = [span.name for span in found.shards]
     incident.summary = _summary(incident, facts)
     return cause
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from trainwarden.record import Step
 
+from . import soft
 from .acting import consider, escalate
 from .aftermath import verify
 from .block import Block, Bools, from_steps
+from .curves import keep_curves
 from .delivery import announce, rank
 from .environment import say_levels
 from .facts import Facts
@@ -33,12 +35,15 @@ from .instrument_scale import COMPARED, ENOUGH, SOONEST, coarse, rescaled, round
 from .instrument_screen import screen
 from .lineage import announced, doubt, restored, with_parent
 from .makeup import look as look_at_batches
+from .meetings import look as look_for_suspects
+from .meetings import note
 from .planned import parted
 from .preflight import say_once
 from .ranks import Rows, advance, first_whole, scan
 from .replaying import awaited
 from .replaying import look as look_again
 from .rescaling import look_at_units, relearn, whole_norm
+from .scaler_skips import look as look_at_skips
 from .scope import attend
 from .seeing import Change
 from .settling import cross, withheld
@@ -83,6 +88,9 @@ def judge(turn: Turn, run: Run, alive: Alive, released: Sequence[Released]) -> N
     shown, faults = screen(alive.watches, block, turn.settings.dead_records)
     for row, fault in faults:
         turn.notice(alive.start, fault.kind, records[row].step, fault.says, fault.signal)
+    skips = look_at_skips(alive.watches, block)
+    if skips is not None:
+        turn.notice(alive.start, "skipped_steps", skips[0], skips[1], "skipped")
     shown = with_parent(alive, shown)
     look_at_batches(alive.makeup, block)
     seen = len(alive.trace)
@@ -122,6 +130,7 @@ def _judge(
         if row < quiet and not _watched(run, alive):
             _look_at_ranks(turn, alive, ranks, records, row, quiet)
             _remember(turn, alive, block, records, row, quiet)
+            look_for_suspects(turn, alive, records[row:quiet])
             row = quiet
             continue
         one = released[row]
@@ -140,10 +149,14 @@ def _judge(
 def _watched(run: Run, alive: Alive) -> bool:
     """Say whether an incident needs the records one by one."""
     start_id = alive.start.start_id
-    return awaited(run, start_id) or any(
-        (one.open and one.start_id == start_id)
-        or (one.state == "verifying" and one.verification is not None and one.verification.start_id == start_id)
-        for one in run.incidents.values()
+    return (
+        awaited(run, start_id)
+        or soft.awaited(run, start_id)
+        or any(
+            (one.open and one.start_id == start_id)
+            or (one.state == "verifying" and one.verification is not None and one.verification.start_id == start_id)
+            for one in run.incidents.values()
+        )
     )
 
 
@@ -171,6 +184,7 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
     if alive.first_step is None:
         alive.first_step = record.step - record.stride + 1
     _look_at_instruments(turn, alive, record)
+    look_for_suspects(turn, alive, (record,))
     for change in changes:
         if change.state == "firing":
             severity, offered = change.labels.get("severity", "warning"), change.labels.get("verdict", "")
@@ -191,11 +205,14 @@ def _one(turn: Turn, run: Run, alive: Alive, released: Released, changes: Sequen
         _judge_incident(turn, run, alive, incident, released, bool(changes))
         keep_target(turn, run, incident, record.time)
         keep_damage(turn, run, alive, incident, record.time)
+        note(turn, alive, incident)
+    soft.observe(turn, run, alive, released)
     verify(turn, run, alive, record)
     look_again(turn, run, alive, record.step, record.time)
     for touched in list(turn.touched.values()):
         if touched.run_uid == run.run_uid:
             announce(turn, touched, record.time)
+            keep_curves(turn, run, touched)
 
 
 def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, released: Released, changed: bool) -> None:
@@ -230,7 +247,7 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         raise_severity(turn, incident, "critical")
     turn.touch(incident)
     consider(turn, run, alive, incident, facts, cause, record.time)
-    if not incident.open or incident.state == "acting":
+    if not incident.open or incident.state == "acting" or soft.in_force(run, incident):
         return
     if heal(turn, incident, facts, record.time):
         conclude(incident, facts, settings.persist_steps, settled=True)

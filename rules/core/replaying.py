@@ -10,6 +10,7 @@ from trainwarden.plan import Applied
 
 from .attribution import weigh
 from .facts import Finding, high_gradient, high_loss
+from .reasoning import answered
 from .replays import same_losses, same_samples
 from .state import Alive, Incident, IncidentState, Run
 from .trace import Trace
@@ -97,6 +98,7 @@ def _clear(turn: Turn, alive: Alive, incident: Incident, step: int, time: float)
     cause = weigh([*incident.findings, *found], incident.onset)
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
     incident.findings, incident.cheapest_test = cause.findings, cause.cheapest_test
+    incident.reasoned = answered(incident.reasoned, "not_reproducible", "found", says, cause.explained)
     incident.suspect_samples = []
     if incident.verdict in PASSING:
         incident.verdict = "transient_spike"

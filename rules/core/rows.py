@@ -10,6 +10,7 @@ from trainwarden.record import encode_numbers
 from trainwarden.rules.core.counted import counted
 
 from .postmortem import post_mortem
+from .reasoning import as_row
 from .state import Incident
 
 
@@ -39,7 +40,12 @@ def row(incident: Incident) -> dict[str, Any]:
         "follows": incident.follows,
         "acknowledged_by": incident.acknowledged_by,
         "approved_by": incident.approved_by,
-        "cause": {"name": incident.cause, "confidence": incident.confidence, "scores": dict(incident.scores)},
+        "cause": {
+            "name": incident.cause,
+            "confidence": incident.confidence,
+            "scores": dict(incident.scores),
+            "explained": incident.reasoned.explained,
+        },
         "scope": {
             "ranks": list(incident.ranks),
             "groups": list(incident.groups),
@@ -53,7 +59,8 @@ def row(incident: Incident) -> dict[str, Any]:
         "summary": incident.summary,
         "cheapest_test": incident.cheapest_test or None,
         "post_mortem": post_mortem(incident),
-        "evidence": evidence(incident),
+        "evidence": weighed(incident),
+        **as_row(incident.reasoned),
         "verification": _verification(incident),
         "timeline": [
             {"time": entry.time, "step": entry.step, "state": entry.state, "says": entry.says}
@@ -81,6 +88,16 @@ def evidence(incident: Incident) -> list[dict[str, Any]]:
     """Return each observation once: one that speaks for two causes is two findings."""
     seen = dict.fromkeys((one.kind, one.step, one.says) for one in incident.findings)
     return [{"kind": kind, "step": step, "says": says} for kind, step, says in seen]
+
+
+def weighed(incident: Incident) -> list[dict[str, Any]]:
+    """Return each observation once, with what it speaks for (and against, below 0) by cause."""
+    speaks: dict[tuple[str, int | None, str], dict[str, float]] = {}
+    for one in incident.findings:
+        causes = speaks.setdefault((one.kind, one.step, one.says), {})
+        if one.cause and one.weight:
+            causes[one.cause] = one.weight
+    return [{"kind": kind, "step": step, "says": says, "speaks": of} for (kind, step, says), of in speaks.items()]
 
 
 def _verification(incident: Incident) -> dict[str, Any] | None:

@@ -12,9 +12,11 @@ from .devices_told import blame
 from .facts import Finding
 from .incidents import close, conclude, confirm, facts_of, fired, open_incident, raise_severity, resolved
 from .progress import answered, budget, idle
+from .reasoning import Reasoned
 from .seeing import Change
 from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Line
+from .triage import untold
 from .turn import Turn
 
 #: Idle seconds below which the rules of the clock are not looked at: a run that goes on costs a tick nothing.
@@ -99,6 +101,7 @@ def _fired(turn: Turn, run: Run, alive: Alive, moment: Step, change: Change, wai
     incident.onset, incident.uncertainty = moment.step, 1
     incident.findings = [Finding(kind="progress", step=moment.step, says=says)]
     incident.cheapest_test = TEST
+    incident.reasoned = Reasoned(triage=untold("No record tells of a run that stands still."))
     incident.summary = f"{incident.verdict.capitalize()} at step {moment.step}: {says[0].lower()}{says[1:]}"
     incident.ranks = _behind(alive.line)
     blame(incident, alive)

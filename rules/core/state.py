@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field, structs
 
-from trainwarden.plan import Plan, Probe, Target
+from trainwarden.plan import Lowering, Plan, Probe, Target
 from trainwarden.record import Ranges
 
 from .baseline import Baseline
@@ -29,16 +29,20 @@ from .inputs import SourceSeen, Start
 from .instrument import Watch
 from .instrument_rescale import Scale
 from .looked import Looked
+from .lowered import Lowered
 from .machines import Machines
 from .makeup import Makeup
+from .ordering import Orders
 from .onset_numbers import Numbers
 from .planned import Announced
 from .probed import Probed
 from .progress import Progress
 from .ranks import Mark, RankWatch
+from .reasoning import Reasoned
 from .resumed import Planned
 from .seeing import AlertEngine, AlertSource
 from .settings import Settings
+from .sightings import Recalled, Sighting
 from .stream import Held, Line
 from .trace import Trace
 from .trend import Shift, Trend
@@ -133,7 +137,9 @@ class GateAnswer(Struct, frozen=True):
 class Asked(Struct):
     """A request that left the attempt running: of which incident and attempt, at which step it was made, and how far it went.
 
-    ``until_step`` is the last step that it changes, None where nobody knows; ``done`` is the receiver's word.
+    ``until_step`` is the last step that it changes, None where nobody knows; ``done`` is the receiver's word, and then that of the records:
+    see :mod:`.soft`. ``lowered`` and ``returned`` are what the records show, None as long as they show nothing; ``alike``: the ranks
+    had one rate before; ``refusing`` are the ranks that say that they did not take part.
     """
 
     action: str
@@ -144,6 +150,12 @@ class Asked(Struct):
     step: int
     until_step: int | None = None
     done: str = "requested"
+    start_id: str = ""
+    lowering: Lowering | None = None
+    lowered: bool | None = None
+    returned: bool | None = None
+    alike: bool = True
+    refusing: list[int] = field(default_factory=list)
 
 
 class Requested(Struct, frozen=True):
@@ -227,6 +239,7 @@ class Incident(Struct):
     summary: str = ""
     suspect_samples: Ranges = field(default_factory=list)
     suspect_epoch: int = 0
+    suspect_shards: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     onset_samples: Ranges = field(default_factory=list)
@@ -258,6 +271,8 @@ class Incident(Struct):
     announced: str = ""
     told: int = 0
     numbers: Numbers = Numbers()
+    reasoned: Reasoned = Reasoned()
+    drawn: str = ""
     last_good: Target | None = None
     gates: list[GateAnswer] = field(default_factory=list)
     decided_time: float | None = None
@@ -346,6 +361,8 @@ class Alive(Struct):
     devices: list[Told] = field(default_factory=list)
     changes: list[Announced] = field(default_factory=list)
     next_change: int | None = None  #: the step behind which a planned change begins or its burn-in ends
+    lowered: list[Lowered] = field(default_factory=list)  #: what lowered the rate of this line, by the records
+    recalled: Recalled = field(default_factory=Recalled)
 
 
 class Run(Struct):
@@ -389,6 +406,7 @@ class Memory(Struct):
     """What is stored of the whole core. ``now`` is the newest time that a tick, a poll or a person told, Unix seconds.
 
     ``requested``: what ended an attempt within the last day, of all runs. ``maintenance``: the windows that are open.
+    ``suspects`` is what runs remember of their data: they write it and are told of it by inputs; ``told`` came before its start.
     """
 
     now: float = -math.inf
@@ -397,6 +415,8 @@ class Memory(Struct):
     version: int = STORED
     requested: list[Requested] = field(default_factory=list)
     maintenance: list[Window] = field(default_factory=list)
+    suspects: dict[str, Sighting] = field(default_factory=dict)
+    told: dict[str, list[Sighting]] = field(default_factory=dict)
 
 
 class State:
@@ -407,6 +427,7 @@ class State:
         self.pack = pack
         self.engines = engines
         self.memory = memory
+        self.orders = Orders()
 
     def fresh_rules(self) -> Rules:
         """Return the rules without any history, for a new start."""

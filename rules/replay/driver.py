@@ -20,6 +20,8 @@ from trainwarden.rules.annotations import annotated
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import feed, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Start, Steps, Tick
+from trainwarden.rules.core.sightings import Book
+from trainwarden.rules.core.sightings import answer as remembered
 
 from .attempts import Placed
 
@@ -35,10 +37,12 @@ TICKS_PER_PAUSE = 200
 
 
 class Outcome(msgspec.Struct):
-    """What a recording came to: the last row of each incident and notice, and what the records were."""
+    """What a recording came to: the last row of each incident, notice and suspect, the curves of the incidents, and what the records were."""
 
     incidents: dict[str, dict[str, Any]] = {}
     notices: dict[str, dict[str, Any]] = {}
+    curves: dict[str, dict[str, Any]] = {}
+    suspects: dict[str, dict[str, Any]] = {}
     messages: list[Deliver] = []
     records: int = 0
     first_step: int | None = None
@@ -55,9 +59,10 @@ class Outcome(msgspec.Struct):
 class Replay:
     """One core and the lines that are fed to it."""
 
-    def __init__(self, settings: Any, pack: Any) -> None:
+    def __init__(self, settings: Any, pack: Any, suspects: Book | None = None) -> None:
         self._pack = pack
         self._state = new_state(msgspec.structs.replace(settings, mode="act", receiver=True), pack)
+        self._remember(suspects)
         self._pending: dict[tuple[str, int], tuple[Start, int, list[Step]]] = {}
         self._seen: dict[tuple[str, int], tuple[Start, int, int]] = {}
         self._room = 0  # records until they are fed
@@ -66,6 +71,11 @@ class Replay:
         self._gaps: deque[float] = deque(maxlen=31)
         self._counts: dict[str, dict[int, int]] = {}  # records of each start by rank
         self.outcome = Outcome()
+
+    def _remember(self, suspects: Book | None) -> None:
+        """Go on with what other recordings saw of their data; what this one sees is added to it."""
+        if suspects is not None:
+            self._state.memory.suspects = suspects
 
     def run(self, lines: Iterable[Placed]) -> Outcome:
         """Feed all lines and return what came of them."""
@@ -158,13 +168,16 @@ class Replay:
 
     def _apply(self, effect: Effect) -> None:
         if isinstance(effect, Save):
-            rows = self.outcome.incidents if effect.kind == "incident" else self.outcome.notices
-            rows[effect.key] = effect.row
+            outcome = self.outcome
+            kept = {"incident": outcome.incidents, "notice": outcome.notices, "curves": outcome.curves}
+            kept["suspect"] = outcome.suspects
+            if effect.kind in kept:
+                kept[effect.kind][effect.key] = effect.row
         elif isinstance(effect, Deliver):
             self.outcome.messages.append(effect)
         elif isinstance(effect, Query):
-            answer = Observation(effect.query_id, self._newest, error="replay has no source of outside evidence")
-            self._feed(answer)
+            nothing = Observation(effect.query_id, self._newest, error="replay has no source of outside evidence")
+            self._feed(remembered(effect, self._newest) or nothing)
 
     def _count(self, start: Start, rank: int, records: Sequence[Step]) -> None:
         outcome = self.outcome

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from trainwarden.rules.core.counted import counted
 from trainwarden.rules.core.events import BEHIND, PHASES, behind
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "It did not begin right behind an evaluation or a checkpoint."
 
 #: Times the steps looked at behind an event that must lie between two: at fewer it would be chance too often (1 in 20).
 RARE = 20
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings for the kinds that stand right before the onset: weak the first time, strong where it repeats."""
+    if not any(facts.events.steps.get(kind) for kind in PHASES):
+        return NotPossible("no event tells of an evaluation or a checkpoint")
     stride = facts.trace.stride()
     here = behind(facts.events, facts.onset, stride)
     best: tuple[int, str] | None = None

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.trace import FINGERPRINT
 
+#: What is said where this line looked and found nothing.
+CLEAR = "The batches since the onset look like those before it."
+
+#: Share of steps that meet something remembered up to which it means anything that this one did.
+BY_CHANCE = 0.25
 #: Steps around the onset at which the first dirty batch must lie to have started it.
 NEAR = 3
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return one finding: persistent, single, or clean where the fingerprint was measured."""
     seen = [name for name in FINGERPRINT if name in facts.usual]
     if not seen or not facts.records:
-        return []
+        return NotPossible("no fingerprint of the batches is recorded, or too few of them before the onset")
     count = int(np.count_nonzero(facts.dirty))
     if count == 0 and any(cause == "data" for _, cause, _, _ in facts.blamed):
         return []  # a rule has seen what repeats and distinct tokens do not show
+    if count == 0 and any(one.how == "run" and one.met.chance <= BY_CHANCE for one in facts.known or ()):
+        return []  # nor did another run, or another epoch, that spiked on the same samples
     if count == 0 and facts.whose.kind in ("loss", "gradient", "nonfinite") and 0 not in facts.whose.ranks:
-        return []  # the fingerprint is the first rank's, and it was another one
+        return NotPossible("the fingerprint is that of the first rank's batches, and another rank stood out")
     if count == 0:
         return [
             Finding(
@@ -32,6 +39,7 @@ def find(facts: Facts) -> list[Finding]:
                 step=facts.onset,
                 cause="data",
                 weight=-0.5,
+                absent=True,
                 says="The batches since the onset look like those before it (repeats, distinct tokens, targets).",
             )
         ]

@@ -10,7 +10,10 @@ Rows that are not finite, and very many at once, are what any overflow or runawa
 from __future__ import annotations
 
 from trainwarden.rules.core.damaged import LOOK, between, few, sentence
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No row of the tables of tokens was found damaged around the onset."
 
 #: The rule that sees the same in the signals: where it speaks for a cause itself, the event is no second witness.
 RULE = "TrainingEmbeddingRowDamaged"
@@ -18,9 +21,11 @@ RULE = "TrainingEmbeddingRowDamaged"
 WEIGHT, BEHIND = 0.6, -0.7
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings where rows were found damaged at the onset, or no more than a look before or behind it."""
     found = facts.damaged
+    if not found and not facts.trace.measured("embedding_row_ratio").any():
+        return NotPossible("the rows of the embedding are not looked at in this run")
     if not found:
         return []
     one, says = found[0], sentence(found)

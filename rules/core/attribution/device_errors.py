@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from trainwarden.rules.core import devices
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.machines import listed
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No device told of an error near the onset, and none is slowed."
 
 #: Errors that are told, and what a fault close to the onset speaks against: all of them begin without one.
 TOLD, AGAINST = 3, ("data", "numeric", "learning_rate", "optimizer_state", "model")
@@ -19,8 +22,11 @@ TOLD, AGAINST = 3, ("data", "numeric", "learning_rate", "optimizer_state", "mode
 SLOWED = 0.8
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings about errors near the onset, and about slowed devices where a rule found them."""
+    watched = bool(facts.trace.measured("gpu_throttled").any())
+    if not facts.devices and not watched and "throttled" not in facts.whose.apart:
+        return NotPossible("nothing is recorded of the devices")
     # A rule that saw the same error in the records has spoken already: two witnesses of one event are one.
     spoken = any(cause == "hardware" for _, cause, _, _ in facts.blamed)
     return [*errors(facts.devices, facts.onset, facts.trace.stride(), spoken), *_slowed(facts)]

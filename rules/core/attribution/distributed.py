@@ -6,8 +6,11 @@ Sources: cases A25 (a collective returned wrong values on one rank), A22 (all ra
 from __future__ import annotations
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.machines import listed
+
+#: What is said where this line looked and found nothing.
+CLEAR = "What all ranks must share is the same on all of them, and what must differ does."
 
 #: Causes that a difference between the ranks speaks against.
 AGAINST = ("data", "numeric", "learning_rate", "optimizer_state", "model")
@@ -72,9 +75,11 @@ def _where(facts: Facts) -> str:
     return f" (on {listed(facts.whose.hosts)})" if facts.whose.hosts else ""
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings where a rule found a mismatch and the ranks' own records show of what kind."""
     whose = facts.whose
+    if whose.of_ranks < 2 and "mismatch" not in facts.offered:
+        return NotPossible("one rank only")
     if "mismatch" not in facts.offered:
         return []
     found = [*_drift(facts), *_weights(facts), *_duplicate(facts)]

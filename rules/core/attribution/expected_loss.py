@@ -9,16 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.baseline import baseline
-from trainwarden.rules.core.facts import LOSS_SDS, TREND_RECORDS, Facts, Finding
+from trainwarden.rules.core.facts import LOSS_SDS, TREND_RECORDS, Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The loss is what its sources lead to expect, or the mix explains a part of it."
 
 #: Shares of what the loss lies above its trend by that the mix explains: all but a rest, or next to nothing.
 EXPLAINED, UNEXPLAINED = 0.7, 0.3
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return at most one finding: the mix explains the first high loss, or it does not."""
     if facts.trend is None:
-        return []
+        return NotPossible("there is no trend of the loss before the onset")
+    if not facts.trace.measured("loss_expected").any():
+        return NotPossible("no expected loss is recorded: the batches do not say their sources")
     expected = facts.trace.column("loss_expected")[facts.rows]
     high = facts.loss_high & np.isfinite(facts.loss) & np.isfinite(expected)
     if not high.any():

@@ -11,16 +11,19 @@ import numpy as np
 
 from trainwarden.rules.core.baseline import above
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import GRAD_FACTOR, GRAD_SDS, Facts, Finding
+from trainwarden.rules.core.facts import GRAD_FACTOR, GRAD_SDS, Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "Neither gradient nor update moved before the loss, nor with it."
 
 #: Records of a high loss that no hard batch explains: what one step did to a run is over after thirty (case A01).
 STAYED = 30
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return at most one finding about the order of gradient and loss."""
     if not facts.loss_high.any():
-        return []
+        return NotPossible("the loss did not leave its trend: nothing can have led it")
     loss_step = int(facts.steps[int(np.argmax(facts.loss_high))])
     first: tuple[int, str] | None = None
     seen = False
@@ -36,7 +39,7 @@ def find(facts: Facts) -> list[Finding]:
             if first is None or step < first[0]:
                 first = (step, name)
     if not seen:
-        return []
+        return NotPossible("neither gradient norm nor update ratio is recorded")
     if first is None and not _one_batch(facts):
         return []
     if first is None:

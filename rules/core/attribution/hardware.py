@@ -7,9 +7,12 @@ their clocks (case A33); they are never the data's or the learning rate's doing.
 
 from __future__ import annotations
 
-from trainwarden.rules.core.facts import Earlier, Facts, Finding
+from trainwarden.rules.core.facts import Earlier, Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.machines import listed
 from trainwarden.rules.core.replays import same_data
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No rank stood out alone."
 
 #: Weight of a repetition among very many places.
 REPEATED = 0.9
@@ -19,9 +22,11 @@ UNLIKE, EQUAL = 0.75, 0.2
 OF_ALL = ("optimizer_state", "learning_rate", "model")
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings about the place: one rank alone, a failure's first host, the same place as in an earlier attempt."""
     whose = facts.whose
+    if whose.of_ranks < 2 and whose.kind is None:
+        return NotPossible("one rank only")
     if whose.kind not in ("nonfinite", "loss", "gradient", "failed") or not whose.ranks:
         return []
     found = _failure(facts) if whose.kind == "failed" else _alone(facts)

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+from trainwarden.rules.core.warmup import at_peak
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The learning rate did not jump at the onset."
 
 #: Steps before the onset within which a jump may have caused it.
 NEAR = 20
@@ -15,7 +19,7 @@ NEAR = 20
 JUMP = 1.2
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for a jump, for a warm-up at its top, or against the rate where it was steady."""
     stride = facts.trace.stride()
     rows = facts.trace.rows(facts.onset - NEAR * stride, facts.onset + stride)
@@ -24,7 +28,7 @@ def find(facts: Facts) -> list[Finding]:
     known = np.isfinite(rates) & (rates > 0)
     rates, steps = rates[known], steps[known]
     if len(rates) < 2:
-        return []
+        return NotPossible("no learning rate is recorded around the onset")
     ratios = rates[1:] / rates[:-1]
     place = int(np.argmax(ratios))
     if ratios[place] > JUMP:
@@ -58,7 +62,8 @@ def find(facts: Facts) -> list[Finding]:
             kind="learning_rate",
             step=facts.onset,
             cause="learning_rate",
-            weight=-0.3,
+            weight=0.0 if at_peak(facts) else -0.3,
+            absent=True,
             says="The learning rate did not jump at the onset.",
         )
     ]

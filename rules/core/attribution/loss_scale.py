@@ -9,21 +9,28 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The loss scale did not fall by three halvings around the onset, and no three steps were skipped."
 
 #: Steps before the onset that still count.
 NEAR = 10
 #: Halvings from which the fall is no usual back-off.
 HALVINGS = 3
+#: Halvings from which it is a collapse (case C01), and what that weighs: the run ends at the scale's floor, whatever the loss was.
+COLLAPSE, COLLAPSED = 5, 0.6
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for a fall of at least three halvings or as many skipped steps."""
     stride = facts.trace.stride()
     rows = facts.trace.rows(facts.onset - NEAR * stride, facts.now + 1)
     scale = facts.trace.column("loss_scale")[rows]
     steps = facts.trace.steps[rows]
     scale_known = np.isfinite(scale)
+    if not scale_known.any() and not facts.trace.measured("skipped")[rows].any():
+        return NotPossible("no loss scale and no skipped step is recorded")
     skipped = float(np.nansum(np.maximum(facts.trace.column("skipped")[rows] - facts.trace.left_out(rows), 0.0)))
     halvings = 0.0
     step = facts.onset
@@ -36,4 +43,5 @@ def find(facts: Facts) -> list[Finding]:
     if halvings < HALVINGS and skipped < HALVINGS:
         return []
     says = f"The loss scale fell by {counted(halvings, 'halving')} and {counted(skipped, 'step')} skipped around the onset."
-    return [Finding(kind="loss_scale", step=step, cause="numeric", weight=0.4, says=says)]
+    weight = COLLAPSED if halvings >= COLLAPSE else 0.4
+    return [Finding(kind="loss_scale", step=step, cause="numeric", weight=weight, says=says)]

@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.block import Floats
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The optimizer's own counter went on, and the first moment did not grow without the second."
 
 #: Steps before the onset that still count.
 NEAR = 20
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings about the counter and the moments, where they were measured."""
     found: list[Finding] = []
     stride = facts.trace.stride()
@@ -36,6 +39,8 @@ def find(facts: Facts) -> list[Finding]:
                     says=f"The optimizer's own step counter went back at step {step}: its bias correction began anew.",
                 )
             )
+    if not known.any() and not facts.usual.get("exp_avg"):
+        return NotPossible("neither the optimizer's step counter nor its moments are recorded")
     first, second = facts.usual.get("exp_avg"), facts.usual.get("exp_avg_sq")
     near = facts.trace.rows(facts.onset - NEAR * stride, facts.onset + NEAR * stride)
     if first and second and first.median > 0 and second.median > 0:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.broken import sentence
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "Loss and gradient norm are finite since the onset."
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding where the first abnormal record is a non-finite one, and the module that was the first, where one is known."""
+    if not (facts.loss_measured.any() or facts.trace.measured("grad_norm")[facts.rows].any()):
+        return NotPossible("neither loss nor gradient norm is recorded since the onset")
     found = _of_values(facts)
     if facts.broken:
         found.append(Finding(kind="first_module", step=facts.broken[0].step, says=sentence(facts.broken)))

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+from trainwarden.rules.core.trace import Trace
+
+#: What is said where this line looked and found nothing.
+CLEAR = "Spikes come at even distances, and nothing else in the job does."
 
 #: Spikes that must be found in the records, those that are looked for at most, and the share of them that must fit.
 LEAST, MOST, FIT = 3, 64, 0.8
@@ -34,13 +38,13 @@ _KINDS = (
 )
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for each kind that fits, or one that says that none does."""
     if facts.periodic is None:
-        return []
+        return NotPossible("no rule saw spikes at even distances: there is no period to compare")
     spikes = _spikes(facts, *facts.periodic)
     if len(spikes) < LEAST:
-        return []
+        return NotPossible("the records reach back over fewer than three of the spikes")
     period = float(np.median(np.diff(spikes)))
     stride = facts.trace.stride()
     known = {kind: _borders(facts, kind) for kind, _, _, _ in _KINDS}
@@ -100,8 +104,16 @@ def _borders(facts: Facts, kind: str) -> list[int]:
             return [int(step) for step in trace.steps[1:][rates[1:] / rates[:-1] > JUMP]]
     if kind == "shard":
         shards = trace.shard_of[: len(trace)]
-        return [int(step) for step in trace.steps[1:][(np.diff(shards) != 0) & (shards[1:] >= 0)]]
+        found = [int(step) for step in trace.steps[1:][(np.diff(shards) != 0) & (shards[1:] >= 0)]]
+        return found or _moves(trace, "shard") or _moves(trace, "shard_id")
     return []
+
+
+def _moves(trace: Trace, name: str) -> list[int]:
+    """Return the steps at which a number of the log's own, such as that of a shard, is another one than before."""
+    known = np.flatnonzero(np.isfinite(trace.column(name)))
+    values = trace.column(name)[known]
+    return [int(step) for step in trace.steps[known][1:][np.diff(values) != 0]]
 
 
 def _every(borders: Sequence[int]) -> float:

@@ -7,13 +7,16 @@ likely comes of it, and would come again.
 from __future__ import annotations
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No change was planned near the onset."
 
 #: Weights of a change in whose burn-in the onset lies, and of one that is just over.
 WITHIN, BEHIND = 0.8, 0.55
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for each planned change that is near. One that leaves the loss alone explains nothing by itself."""
     found = []
     for change in facts.changes:

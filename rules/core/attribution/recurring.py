@@ -10,7 +10,10 @@ import numpy as np
 
 from trainwarden.rules.core.block import Ints
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No rule saw spikes come again and again, or there are too few to count."
 
 #: Records without anything abnormal that part two spikes, and those behind a surge within which the loss follows it.
 APART, FOLLOWS = 10, 5
@@ -18,7 +21,7 @@ APART, FOLLOWS = 10, 5
 MANY = 4
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding where a rule says that spikes recur and there are several."""
     if "recurring_spikes" not in facts.offered:
         return []

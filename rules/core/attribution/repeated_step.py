@@ -10,9 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Earlier, Facts, Finding
+from trainwarden.rules.core.facts import Earlier, Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.machines import listed, narrow
 from trainwarden.rules.core.replays import same_data
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No earlier attempt broke at this step, near it, or as many steps after its start."
 
 #: Steps by which two onsets may differ and still be the same step; a record may cover several.
 NEAR = 3
@@ -22,8 +25,10 @@ SIMILAR = 0.02
 RAN = 2
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings for the newest earlier incident that repeats."""
+    if not facts.earlier:
+        return NotPossible("no earlier attempt had an incident")
     near = max(NEAR * facts.trace.stride(), facts.uncertainty)
     since_start = None if facts.first_step is None else facts.onset - facts.first_step
     for earlier in reversed(facts.earlier):

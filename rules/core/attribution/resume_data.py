@@ -10,15 +10,26 @@ import math
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.resumed import departed
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The onset is far behind the last resume, or behind it position and loss go on as before."
 
 #: Steps' worth of samples that a position may be ahead of the pace, as a factor and a number.
 AHEAD = (1.5, 2.0)
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding about the position and one about the level of the loss."""
+    if facts.resumed_from is None:
+        return NotPossible("this start did not resume from a checkpoint")
+    if facts.far_from_resume:
+        return []
+    if facts.at_resume("loss") is None and facts.at_resume("sample_position") is None:
+        return NotPossible(
+            "neither position nor loss of the attempt before can be compared: changed on purpose, or not recorded"
+        )
     return [*_position(facts), *_level(facts)]
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The batches near the onset are not the first ones behind a resume, or they are made up as before."
 
 #: Steps after a resume within which its first batches explain an onset.
 NEAR = 60
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return findings for the data and against the optimizer where a signal of the batch began otherwise."""
-    if facts.resumed_from is None or facts.onset - facts.resumed_from > NEAR * facts.trace.stride():
+    if facts.resumed_from is None:
+        return NotPossible("this start did not resume from a checkpoint")
+    if facts.onset - facts.resumed_from > NEAR * facts.trace.stride():
         return []
     if facts.planned.leaves_out("sample_position"):
-        return []
+        return NotPossible("the plan changed the data on purpose")
     found: list[Finding] = []
     for one in facts.moved[:1]:
         says = (

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The onset is far behind the last resume, or behind it the learning rate goes on where it was going."
 
 #: The rate is off below and above these shares of what was foretold, as the case has it.
 LOW, HIGH = 0.5, 1.05
@@ -12,12 +15,18 @@ LOW, HIGH = 0.5, 1.05
 LINE = 20
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding where the first rate since the resume is off."""
+    if facts.resumed_from is None:
+        return NotPossible("this start did not resume from a checkpoint")
+    if facts.far_from_resume:
+        return []
     before = facts.at_resume("lr")
     steps, rates = facts.after_resume("lr", 1)
     if before is None or not len(rates) or facts.inherited is None or before <= 0:
-        return []
+        return NotPossible(
+            "no learning rate of the attempt before can be compared: changed on purpose, or not recorded"
+        )
     foretold = before
     known = np.flatnonzero(np.isfinite(facts.inherited.column("lr")))[-LINE:]
     if len(known) > 2:

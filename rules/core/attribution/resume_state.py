@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "The onset is far behind the last resume, or behind it the optimizer's counter and its update go on as before."
 
 #: Growth of the update that no usual step makes, and the change of the rate that leaves it unexplained.
 GROWN, SAME_RATE = 1.3, 0.05
@@ -15,8 +18,16 @@ GROWN, SAME_RATE = 1.3, 0.05
 BEFORE, BEHIND = 50, 5
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for a counter that was not restored, and one for an update that grew."""
+    if facts.resumed_from is None:
+        return NotPossible("this start did not resume from a checkpoint")
+    if facts.far_from_resume:
+        return []
+    if facts.at_resume("optimizer_step") is None and facts.at_resume("update_ratio") is None:
+        return NotPossible(
+            "neither counter nor update of the attempt before can be compared: changed on purpose, or not recorded"
+        )
     found: list[Finding] = []
     counter = facts.at_resume("optimizer_step")
     steps, now = facts.after_resume("optimizer_step")

@@ -6,13 +6,16 @@ so it decides nothing alone against better evidence.
 
 from __future__ import annotations
 
-from trainwarden.rules.core.facts import CAUSES, Facts, Finding
+from trainwarden.rules.core.facts import CAUSES, Evidence, Facts, Finding
+
+#: What is said where this line looked and found nothing.
+CLEAR = "None of the alerts names a cause by itself."
 
 #: What a rule's own word weighs.
 WEIGHT = 0.8
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding for each rule of the incident that names a cause."""
     found = []
     for rule, cause, since, value in facts.blamed:

@@ -6,14 +6,19 @@ Weak alone (in block order every step is near some boundary when shards are smal
 from __future__ import annotations
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+
+#: What is said where this line looked and found nothing.
+CLEAR = "No shard begins at the onset or right before it."
 
 #: Steps between the shard's first batch and the onset.
 NEAR = 2
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return a finding where a shard's first position was consumed at the onset or up to two steps before it."""
+    if not facts.trace.spans:
+        return NotPossible("the records name no shards")
     stride = facts.trace.stride()
     rows = facts.trace.rows(facts.onset - NEAR * stride, facts.onset + stride + 1)
     for row in range(rows.start, rows.stop):

@@ -8,6 +8,7 @@ from tests.rules.core.made_up_facts import facts
 from tests.rules.core.runs import not_a_number
 from trainwarden.record import Event
 from trainwarden.rules.core.attribution.close_look import find
+from trainwarden.rules.core.facts import NotPossible
 from trainwarden.rules.core.looked import MOST, Looked, first, sentence, take
 
 
@@ -62,7 +63,7 @@ def test_a_finding_is_said_in_a_sentence_with_module_operation_and_line(one: Loo
 
 def test_the_finding_stands_in_the_evidence_and_only_what_the_model_was_given_speaks_for_a_cause() -> None:
     broke = facts(not_a_number(301))
-    assert find(broke) == []
+    assert isinstance(find(broke), NotPossible)
     (found,) = find(replace(broke, looked=(looked("forward", op="log", at="train.py:88"),)))
     assert (found.kind, found.step, found.cause, found.weight) == ("close_look", 301, "", 0.0)
     assert "made by log at train.py:88" in found.says

@@ -7,7 +7,7 @@ from tests.rules.core.made_up_facts import at, facts
 from trainwarden.rules.core.attribution import weigh
 from trainwarden.rules.core.attribution.device_errors import find
 from trainwarden.rules.core.devices import FAULT, Told
-from trainwarden.rules.core.facts import Facts
+from trainwarden.rules.core.facts import Facts, NotPossible
 from trainwarden.rules.core.ranks import Whose
 from trainwarden.rules.core.ranks_apart import Named
 
@@ -61,4 +61,4 @@ def test_a_slowed_device_is_hardware_unless_the_loss_is_off_too() -> None:
 
 
 def test_nothing_is_said_where_no_device_said_anything() -> None:
-    assert find(facts()) == []
+    assert isinstance(find(facts()), NotPossible)

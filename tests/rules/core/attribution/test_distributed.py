@@ -10,7 +10,7 @@ from trainwarden.rules.core.ranks import Whose
 
 
 def of(offered: tuple[str, ...] = ("mismatch",), made: Facts | None = None, **whose: object) -> Facts:
-    return replace(made or facts(), offered=offered, whose=Whose(**whose))  # type: ignore[arg-type]
+    return replace(made or facts(), offered=offered, whose=Whose(**{"of_ranks": 8, **whose}))  # type: ignore[arg-type]
 
 
 def test_ranks_that_hold_another_gradient_are_named() -> None:

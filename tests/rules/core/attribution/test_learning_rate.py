@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.rules.core.made_up_facts import at, facts
 from trainwarden.rules.core.attribution.learning_rate import find
+from trainwarden.rules.core.facts import NotPossible
 
 
 def test_a_jump_shortly_before_the_onset_speaks_for_it() -> None:
@@ -27,4 +28,4 @@ def test_a_steady_rate_speaks_against_it() -> None:
 
 
 def test_a_rate_that_is_not_known_says_nothing() -> None:
-    assert find(facts(at(range(400), lr={}))) == []
+    assert isinstance(find(facts(at(range(400), lr={}))), NotPossible)

@@ -5,6 +5,7 @@ import pytest
 from tests.rules.core.made_up_facts import at
 from tests.rules.core.made_up_resumes import resumed
 from trainwarden.rules.core.attribution.resume_rate import find
+from trainwarden.rules.core.facts import NotPossible
 from trainwarden.rules.core.resumed import Planned
 
 
@@ -30,4 +31,4 @@ def test_the_factor_of_a_plan_is_expected() -> None:
 
 
 def test_an_announced_schedule_is_none() -> None:
-    assert find(resumed(rate(7.0), planned=Planned(changed=("lr_phase",)))) == []  # type: ignore[arg-type]
+    assert isinstance(find(resumed(rate(7.0), planned=Planned(changed=("lr_phase",)))), NotPossible)  # type: ignore[arg-type]

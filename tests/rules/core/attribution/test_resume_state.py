@@ -3,6 +3,7 @@ from __future__ import annotations
 from tests.rules.core.made_up_facts import at
 from tests.rules.core.made_up_resumes import resumed
 from trainwarden.rules.core.attribution.resume_state import find
+from trainwarden.rules.core.facts import NotPossible
 from trainwarden.rules.core.resumed import Planned
 
 BEGINS_ANEW = at(range(310, 341, 10), optimizer_step=lambda old: old - 300)
@@ -25,7 +26,7 @@ def test_an_update_that_grew_with_the_rate_is_not() -> None:
 
 
 def test_a_reset_that_a_plan_asked_for_is_none() -> None:
-    assert find(resumed(BEGINS_ANEW, planned=Planned(changed=("reset",)))) == []
+    assert isinstance(find(resumed(BEGINS_ANEW, planned=Planned(changed=("reset",)))), NotPossible)
 
 
 def test_a_healthy_resume_and_one_far_away_say_nothing() -> None:
