@@ -62,6 +62,7 @@ from .settings import Settings
 from .side import SideGroup
 from .sinks.journal import Journal
 from .sinks.ring import Ring
+from .soft import KIND, Soft
 from .staging import Staging
 from .watched import Told, Watched, local
 
@@ -82,6 +83,7 @@ class Parts:
     reports: Reports
     fields: dict[str, Any]
     hardware: Hardware
+    soft: Soft
     side: SideGroup | None = None
     routers: Routers | None = None
 
@@ -203,7 +205,18 @@ def assemble(
     hardware.happened = lambda told: reports.event("hardware", max(observer.step - 1, 0), told)
     hardware.look(watched.params)
     hardware.begin()
+    soft = Soft(
+        folder,
+        identity,
+        optimizers,
+        reached=lambda: max(observer.step - 1, 0),
+        report=lambda step, fields: reports.event(KIND, step, fields),
+        notices=notices,
+        side=side,
+    )
+    drain.look = soft.look
     if side is not None:
+        side.beside = soft
         side.on_closed = lambda step, reason: reports.event("side_group", step, {"open": False, "reason": reason})
         side.start()
     return Parts(
@@ -219,6 +232,7 @@ def assemble(
         reports,
         fields,
         hardware,
+        soft,
         side,
         inside.routers,
     )

@@ -90,6 +90,8 @@ class Drain(threading.Thread):
         self._notices = notices
         self._deadline: float | None = None
         self._done = threading.Event()
+        #: Called every so often, to look for what is asked of the run.
+        self.look: Callable[[], None] = lambda: None
         #: Steps that could not be recorded.
         self.dropped = 0
 
@@ -122,6 +124,7 @@ class Drain(threading.Thread):
                     now = time.monotonic()
                     pause, worked = min(max((now - worked) / 8, POLL_SECONDS[0]), POLL_SECONDS[1]), now
                 self._work()
+                self._guarded(self.look)
             self._work()
             self._guarded(self._wait_for_ranks)
             self._guarded(self._recorder.close)

@@ -262,6 +262,8 @@ class Exporter(LooksClosely, TellsRouters, TellsPlans):
             self._notices.fault("closing a step", error)
         finally:
             self._step = number
+            if number >= parts.soft.armed:
+                parts.soft.closed(number)
             parts.observer.seconds += time.perf_counter() - began
         if self._forensics is not None and number >= self._forensics.armed:
             self._forensics.take(number)
@@ -377,9 +379,9 @@ class Exporter(LooksClosely, TellsRouters, TellsPlans):
         applied, target, notices = None, None, []
         try:
             resume = self._read_resume()
+            parts.soft.rates, parts.observer.factor = resume.rates, resume.lr_factor
             if resumed:
                 applied = self._look_as_planned(resume.apply(self._optimizers, self._step + 1, loader))
-                parts.observer.factor = resume.lr_factor
                 target = resume.target
             elif resume.plan is not None:
                 plan_id = resume.plan.plan_id

@@ -44,6 +44,7 @@ from .forensics_copy import Copies, Taken, Work
 from .forensics_files import CHECKPOINT, PARTIAL, ForensicsError, Quarantined, load, rank_folder
 from .identity import Identity
 from .notices import Notices
+from .plans_watched import PlanWatch
 from .recorder import Recorder
 from .reports import Reports
 from .watched import Watched, local
@@ -52,8 +53,6 @@ from .watched import Watched, local
 LOOK_SECONDS, AHEAD_SECONDS = 0.5, 4.0
 #: Steps that the named one lies ahead at least, and how often the ranks try to agree.
 AHEAD_STEPS, TRIES = 4, 3
-#: Nanoseconds after which a folder's time of change tells whether a file was added.
-SETTLED_NS = 2 * 10**9
 #: A copy needs room for the state twice, so that the trainer's own next checkpoint still fits, and so many bytes a rank for the rest.
 ROOM, REST_BYTES = 2, 4 * 2**20
 #: States of the random generators that are kept of the newest reported checkpoints.
@@ -130,6 +129,7 @@ class Forensics(threading.Thread):
         self._work: Work | None = None
         self._taken: deque[Taken] = deque()
         self._handled: set[str] = set()
+        self._plans = PlanWatch(parts.folder, notices)
         self._seen: Any = None
         self._began = (time.monotonic(), reached())
         self._over = threading.Event()
@@ -224,25 +224,15 @@ class Forensics(threading.Thread):
 
     def _look_for_request(self) -> None:
         """On rank 0: find a plan that asks for a copy of this attempt's state."""
-        try:
-            changed = self._folder.plan_folder.stat().st_mtime_ns
-        except FileNotFoundError:
-            return
-        if changed == self._seen:
-            return
-        plans, refused = self._folder.read_plans()
-        for sentence in refused:
-            self._notices.say(f"plan {sentence}", f"plan refused: {sentence}")
-        for plan in plans:
+        for plan in self._plans.news():
             request = plan.quarantine
             if request is None or plan.for_attempt != self._identity.attempt or request.incident in self._handled:
                 continue
             self._handled.add(request.incident)
             if not self._copies.outcome(request).exists():
                 self._begin(request)
-                return  # there may be a further one
-        if time.time_ns() - changed > SETTLED_NS:  # else a file may come yet that leaves the folder's time as it is
-            self._seen = changed
+                self._plans.forget()  # there may be a further one
+                return
 
     def _begin(self, request: Quarantine) -> None:
         """Make the folder of a copy, if there is room for it, and name the step."""

@@ -19,7 +19,7 @@ from trainwarden.runfolder import RunFolder, RunFolderError
 from .checkpoints import catalogue
 from .loader.skips import Excluded, Skip, Skips
 from .loader.watched import WatchedLoader
-from .resume_rate import Rate, RateHooks
+from .resume_rate import Rate, Rates, has_no_rate, unwrapped
 from .resume_reset import cannot_reset, reset, warm_up_floor
 from .target import choose, executed
 
@@ -38,8 +38,8 @@ class Resume:
         self.skips = Skips()
         self.notices: list[str] = []
         self._line: Plan | None = None
-        self._rate = Rate()
-        self._hooks: list[RateHooks] = []
+        #: What multiplies the learning rate in this start.
+        self.rates = Rates()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._applied: Applied | None = None
 
@@ -80,7 +80,7 @@ class Resume:
         except Exception as error:  # a fault of our own must not keep a run from starting
             resume.notices.append(f"nothing chosen to resume from: {type(error).__name__}: {error}")
         if resume._line is not None and resume.plan is None and _changes_rate(resume._line):
-            resume._rate = _rate(resume._line, resume._line.target)
+            resume.rates.base = _rate(resume._line, resume._line.target)
         return resume
 
     def apply(
@@ -95,10 +95,10 @@ class Resume:
         if self._applied is not None:
             return self._applied
         refused: dict[str, str] = {}
-        self._optimizers, unknown = _unwrapped(optimizers)
+        self._optimizers, unknown = unwrapped(optimizers)
         plan = self.plan
         if plan is None:
-            if self._line is not None and self._rate.changes:
+            if self._line is not None and self.rates.base.changes:
                 self._install(start_step, unknown, refused)
                 self.notices.append(
                     f"plan {self._line.plan_id}: its learning rate factor and what is left of its ramp go on from the checkpoint"
@@ -122,8 +122,8 @@ class Resume:
             )
         elif self.target != plan.target:
             refused["target"] = "it cannot be loaded; see the notices"
-        self._rate = Rate(factor=plan.lr_factor, warm_up=warm_up, began=began)
-        if self._rate.changes and not self._install(start_step, unknown, refused):
+        self.rates.base = Rate(factor=plan.lr_factor, warm_up=warm_up, began=began)
+        if self.rates.base.changes and not self._install(start_step, unknown, refused):
             warm_up = 0
         _ask_loader(plan, loader, refused)
         host = socket.gethostname()
@@ -154,27 +154,24 @@ class Resume:
         if self.plan is not None:
             asked = "its reset, learning rate factor, ramp and close look are not applied; its target and skips hold"
             return f"plan {self.plan.plan_id} is in force: {asked}"
-        if self._line is not None and self._rate.changes:
+        if self._line is not None and self.rates.base.changes:
             return f"plan {self._line.plan_id}: what is left of its learning rate factor and ramp is not applied"
         return None
 
     def lr_factor(self, step: int) -> float:
         """Return what the scheduled learning rate is multiplied by at a global step: ramp times factor."""
-        return self._rate.at(step)
+        return self.rates.at(step)
 
     def closed(self, step: int) -> None:
         """Tell the hooks that global step ``step`` has ended, so that steps without an optimizer step count, too.
 
         Whoever does not call this has one optimizer step counted as one global step.
         """
-        for hooks in self._hooks:
-            hooks.closed(step)
+        self.rates.closed(step)
 
     def remove(self) -> None:
         """Take the hooks off the optimizers."""
-        for hooks in self._hooks:
-            hooks.remove()
-        self._hooks = []
+        self.rates.remove()
 
     def _reset(self, unknown: list[str], refused: dict[str, str]) -> bool:
         """Reset all optimizers or, where one of them cannot be, none."""
@@ -191,19 +188,17 @@ class Resume:
 
     def _install(self, start_step: int, unknown: list[str], refused: dict[str, str]) -> bool:
         """Hook the rate into every optimizer that has one; name in ``refused`` what that leaves undone."""
-        reasons = list(unknown)
-        for optimizer in self._optimizers:
-            if all("lr" in group for group in optimizer.param_groups):
-                self._hooks.append(RateHooks(optimizer, self._rate, start_step))
-            else:
-                reasons.append(f"{type(optimizer).__name__} has a group without lr")
-        if reasons or not self._hooks:
+        found = [(optimizer, has_no_rate(optimizer)) for optimizer in self._optimizers]
+        self.rates.install([optimizer for optimizer, why in found if why is None], start_step)
+        reasons = unknown + [why for _, why in found if why is not None]
+        if reasons or not self.rates.installed:
             why = "; ".join(reasons) or "there is no optimizer"
-            asked = {"lr_factor": self._rate.factor != 1.0, "rewarmup_steps": self._rate.warm_up > 0}
+            base = self.rates.base
+            asked = {"lr_factor": base.factor != 1.0, "rewarmup_steps": base.warm_up > 0}
             refused.update({name: why for name, is_asked in asked.items() if is_asked})
-        if not self._hooks:
-            self._rate = Rate()
-        return bool(self._hooks)
+        if not self.rates.installed:
+            self.rates.base = Rate()
+        return self.rates.installed
 
 
 def _still_to_come(look: CloseLook | None, start_step: int, refused: dict[str, str]) -> CloseLook | None:
@@ -241,26 +236,6 @@ def _skips(ledger: Ledger) -> Skips:
     ]
     excluded = [Excluded(what, entry.skip_mode) for entry in ledger.entries for what in entry.exclude]
     return Skips(tuple(skips), tuple(excluded))
-
-
-def _unwrapped(given: Sequence[Any] | Any) -> tuple[list[torch.optim.Optimizer], list[str]]:
-    """Return the torch optimizers, out of wrappers that keep theirs in ``optimizer`` or ``optim``, and what is none."""
-    found: list[torch.optim.Optimizer] = []
-    unknown: list[str] = []
-    for item in given if isinstance(given, list | tuple) else [given]:
-        inner = item
-        for _ in range(4):
-            if isinstance(inner, torch.optim.Optimizer) and type(inner).__module__.startswith("torch.optim"):
-                break
-            deeper = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
-            if deeper is None:
-                break
-            inner = deeper
-        if not isinstance(inner, torch.optim.Optimizer):
-            unknown.append(f"{type(item).__name__} is no torch optimizer")
-        elif all(inner is not other for other in found):
-            found.append(inner)
-    return found, unknown
 
 
 def _ask_loader(plan: Plan, loader: WatchedLoader | None, refused: dict[str, str]) -> None:

@@ -1,17 +1,22 @@
-"""The learning rate's factor and ramp: in effect inside the optimizer's step, gone again before a scheduler looks.
+"""What multiplies the learning rate: in effect inside the optimizer's step, gone again before a scheduler looks.
 
 A pre-hook multiplies every group's rate, a post-hook puts the very same value back, so that no scheduler, checkpoint or log
 meets the multiplied one. A step that raises has its rate put back as well. A step that GradScaler leaves out runs no hook.
+A plan may ask for a factor and a ramp at a resume, and for a lower rate of the running attempt: one pair of hooks an optimizer does
+for both, since of two pairs each would take the other's rate for the scheduled one.
 """
 
 from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from trainwarden.plan import Lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,102 @@ class Rate:
         return self.factor * min(1.0, max(step - self.began, 1) / self.warm_up)
 
 
-class RateHooks:
-    """Applies a :class:`Rate` to one optimizer, from global step ``start_step`` on."""
+class Rates:
+    """All that multiplies the learning rate in one start. ``base`` is what a plan asked at its resume.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: Rate, start_step: int) -> None:
-        self._optimizer = optimizer
-        self._rate = rate
+    Called on the training thread alone; :meth:`at` from any.
+    """
+
+    def __init__(self) -> None:
+        self.base = Rate()
+        self._lowered: tuple[Lowering, ...] = ()
+        self._hooks: list[RateHooks] = []
+
+    @property
+    def installed(self) -> bool:
+        """Whether any optimizer is hooked."""
+        return bool(self._hooks)
+
+    @property
+    def multiplied(self) -> int:
+        """Optimizer steps so far that were made at another rate than the scheduled one."""
+        return sum(hooks.multiplied for hooks in self._hooks)
+
+    def at(self, step: int) -> float:
+        """Return what the scheduled rate is multiplied by at a global step; 1 where nobody is hooked to do so."""
+        if not self._hooks:
+            return 1.0
+        multiplier = self.base.at(step)
+        for lowering in self._lowered:
+            multiplier *= lowering.at(step)
+        return multiplier
+
+    def install(self, optimizers: Sequence[torch.optim.Optimizer], step: int) -> None:
+        """Hook those of the optimizers that are not hooked yet; ``step`` is the global step that comes next."""
+        for optimizer in optimizers:
+            if all(optimizer is not hooks.optimizer for hooks in self._hooks):
+                self._hooks.append(RateHooks(optimizer, self.at, step))
+
+    def lower(self, lowering: Lowering) -> None:
+        """Take a lowering in."""
+        self._lowered = (*self._lowered, lowering)
+
+    def let_go(self, lowering: Lowering) -> None:
+        """Leave it out again, and the hooks off where they have nothing else to do."""
+        self._lowered = tuple(other for other in self._lowered if other is not lowering)
+        if not self._lowered and not self.base.changes:
+            self.remove()
+
+    def closed(self, step: int) -> None:
+        """Tell the hooks that global step ``step`` has ended, so that steps without an optimizer step count, too."""
+        for hooks in self._hooks:
+            hooks.closed(step)
+
+    def remove(self) -> None:
+        """Take the hooks off the optimizers."""
+        for hooks in self._hooks:
+            hooks.remove()
+        self._hooks = []
+
+
+def has_no_rate(optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why an optimizer's learning rate cannot be multiplied, or None."""
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, bool) or not isinstance(rate, int | float | torch.Tensor):
+            without = "without lr" if rate is None else f"whose lr is a {type(rate).__name__}"
+            return f"{type(optimizer).__name__} has a group {without}"
+    return None
+
+
+def unwrapped(given: Sequence[Any] | Any) -> tuple[list[torch.optim.Optimizer], list[str]]:
+    """Return the torch optimizers, out of wrappers that keep theirs in ``optimizer`` or ``optim``, and what is none."""
+    found: list[torch.optim.Optimizer] = []
+    unknown: list[str] = []
+    for item in given if isinstance(given, list | tuple) else [given]:
+        inner = item
+        for _ in range(4):
+            if isinstance(inner, torch.optim.Optimizer) and type(inner).__module__.startswith("torch.optim"):
+                break
+            deeper = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
+            if deeper is None:
+                break
+            inner = deeper
+        if not isinstance(inner, torch.optim.Optimizer):
+            unknown.append(f"{type(item).__name__} is no torch optimizer")
+        elif all(inner is not other for other in found):
+            found.append(inner)
+    return found, unknown
+
+
+class RateHooks:
+    """Multiplies the rate of one optimizer, from global step ``start_step`` on. ``multiplier`` is given the step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, multiplier: Callable[[int], float], start_step: int) -> None:
+        self.optimizer = optimizer
+        #: Steps of the optimizer that were made at another rate than the scheduled one.
+        self.multiplied = 0
+        self._multiplier = multiplier
         self._step = start_step
         self._is_told = False
         self._kept: list[tuple[dict[str, Any], Any, Any]] = []
@@ -66,14 +161,15 @@ class RateHooks:
         self._put_back()
         for handle in self._handles:
             handle.remove()
-        if self._optimizer.step is self._guard:  # else somebody wrapped it in turn, and the guard has nothing to do
-            self._optimizer.step = self._wrapped  # type: ignore[method-assign]
+        if self.optimizer.step is self._guard:  # else somebody wrapped it in turn, and the guard has nothing to do
+            self.optimizer.step = self._wrapped  # type: ignore[method-assign]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._put_back()
-        multiplier = self._rate.at(self._step)
+        multiplier = self._multiplier(self._step)
         if multiplier == 1.0:
             return
+        self.multiplied += 1
         shared: set[int] = set()  # one tensor may be the rate of several groups
         for group in optimizer.param_groups:
             rate = group["lr"]

@@ -16,9 +16,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,8 +33,37 @@ ROUND_SECONDS, HURRY_SECONDS = 0.5, 0.01
 JOIN_SECONDS, LOOK_SECONDS = 60.0, 0.05
 #: Steps that are reduced in one round, and steps of a rank that may wait for the others'; beyond, the oldest are let go.
 STEPS_OF_ROUND, STEPS_WAITING = 64, 4096
+#: The version of what a round carries.
+ROUNDS = 2
 #: Longest time that leaving waits for the round that is under way.
 LEAVE_SECONDS = 2.0
+
+
+class Beside(Protocol):
+    """Who has something to agree on beside the steps. Called on the group's thread; none of these may raise."""
+
+    def offer(self) -> tuple[float, float, float, float]:
+        """Return this rank's numbers for the next round."""
+
+    def agreed(self, least: Sequence[float]) -> None:
+        """Take the smallest of each over all ranks."""
+
+    def ended(self) -> None:
+        """There will be no further round."""
+
+
+class Alone:
+    """Nobody has."""
+
+    def offer(self) -> tuple[float, float, float, float]:
+        """Offer nothing."""
+        return (0.0, 0.0, 0.0, 0.0)
+
+    def agreed(self, least: Sequence[float]) -> None:
+        """Pass over it."""
+
+    def ended(self) -> None:
+        """Pass over it."""
 
 
 class SideGroup(threading.Thread):
@@ -58,7 +87,7 @@ class SideGroup(threading.Thread):
     ) -> None:
         super().__init__(name="trainwarden-side", daemon=True)
         self._rank, self._world_size = rank, world_size
-        self._key = f"trainwarden/side/{key}/{layout.digest()}"
+        self._key = _place(key, layout)
         self._layout = layout
         self._signature = signature
         self._timeout = timeout
@@ -76,6 +105,8 @@ class SideGroup(threading.Thread):
         self._group: Any = None
         #: Whether results may still come.
         self.open = True
+        #: Who agrees on something beside the steps.
+        self.beside: Beside = Alone()
         #: Told once why it is closed although the exporter is not, and after which step.
         self.on_closed: Callable[[int, str], None] = lambda step, reason: None
         #: Rounds that were held, and steps that were combined.
@@ -135,6 +166,7 @@ class SideGroup(threading.Thread):
                 self.on_closed(max(self._next - 1, 0), reason)
         finally:
             self.open = False
+            self.beside.ended()
             self._group = None
             self._mine.clear()
             self._offered.clear()
@@ -177,7 +209,8 @@ class SideGroup(threading.Thread):
         """Hold one round; False where it was the last."""
         self._collect()
         news = [float(self._newest), -float(self._next), float(self._closing), -float(self._leaving)]
-        agreed = self._reduce(np.array([news]), dist.ReduceOp.MIN)[0]
+        agreed = self._reduce(np.array([[*news, *self.beside.offer()]]), dist.ReduceOp.MIN)[0]
+        self.beside.agreed([float(number) for number in agreed[len(news) :]])
         newest, begin, leaving = int(agreed[0]), -int(agreed[1]), agreed[3] < 0
         self._next = max(self._next, begin)
         count = min(newest - begin + 1, STEPS_OF_ROUND) if begin >= 0 else 0
@@ -226,7 +259,12 @@ class SideGroup(threading.Thread):
 def decline(key: str, layout: Layout, why: str) -> None:
     """Tell the other ranks at once that this one takes no part: they need not wait for it."""
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"trainwarden/side/{key}/{layout.digest()}/verdict", why)
+    store.set(f"{_place(key, layout)}/verdict", why)
+
+
+def _place(key: str, layout: Layout) -> str:
+    """Return where in the store the ranks of a start meet; those of a version with other rounds have another place."""
+    return f"trainwarden/side/{ROUNDS}/{key}/{layout.digest()}"
 
 
 def _sentence(error: Exception) -> str:

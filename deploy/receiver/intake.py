@@ -141,6 +141,8 @@ class Intake:
             situation = self._scheduler.look(run)
             verification.check_attempt(request, situation)
             verification.check_plan(request, action)
+            if action == "lower_lr":
+                verification.check_new(run, request.plan)
             if action in RESTARTING_ACTIONS:
                 verification.check_restart(request, situation)
                 verification.check_targets(run, request.plan, situation.folder, self._checkpoints)

@@ -64,15 +64,27 @@ def check_plan(request: Request, action: str) -> None:
         return
     if plan.action != action:
         raise RefusedError("bad_plan", f"plan.action is {plan.action}, the request asks for {action}")
-    if action == "quarantine" and plan.for_attempt != attempt:
-        raise RefusedError("bad_plan", f"plan.for_attempt is {plan.for_attempt}, the state asked for that of {attempt}")
-    # A soft action changes the attempt that runs; its plan may name that one, or count on like the others.
-    possible = (attempt + 1,) if action in ENDING_ACTIONS else (attempt, attempt + 1)
-    if plan.for_attempt not in possible:
+    if action not in ENDING_ACTIONS and plan.for_attempt != attempt:
+        raise RefusedError(
+            "bad_plan", f"plan.for_attempt is {plan.for_attempt}; {action} is asked of attempt {attempt}"
+        )
+    if action in ENDING_ACTIONS and plan.for_attempt != attempt + 1:
         raise RefusedError("bad_plan", f"plan.for_attempt is {plan.for_attempt}, after attempt {attempt}")
     for target in (plan.target, *plan.fallback_targets):
         if target is not None and not 0 <= target.attempt <= attempt:
             raise RefusedError("bad_plan", f"a target of attempt {target.attempt} in attempt {attempt}")
+
+
+def check_new(run: RunFolder, plan: Plan) -> None:
+    """Refuse a further soft request whose plan has the name of one that lies there: the exporters have read that one.
+
+    Raises:
+        RefusedError: so it has.
+    """
+    if planfiles.written(run, plan):
+        raise RefusedError(
+            "bad_plan", f"plan {plan.plan_id} lies in the run's folder; a further request names another plan"
+        )
 
 
 def check_attempt(request: Request, situation: Situation) -> None:

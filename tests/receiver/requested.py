@@ -113,6 +113,9 @@ class Receiving:
         }
         if action in ("rollback", "pin"):
             plan["target"] = Target(attempt=0, step=5, path=str(self.checkpoints / "step-5.bin"))
+        if action == "lower_lr":
+            del plan["skip_samples"]
+            plan |= {"for_attempt": attempt, "lr_factor": 0.5, "at_step": 100, "lr_steps": 50, "lr_return_steps": 20}
         now = datetime.now(UTC)
         return Envelope(
             type=TYPE_OF[action],

@@ -97,19 +97,6 @@ def test_a_stop_ends_the_attempt_and_the_supervisor(running: Supervised, receivi
     assert running.run.ledger() is None
 
 
-@pytest.mark.parametrize("action", ["lower_lr"])
-def test_a_soft_action_is_a_plan_file_and_ends_nothing(running: Supervised, receiving: Receiving, action: str) -> None:
-    tree = running.tree()
-    envelope = receiving.envelope(running.run, action, for_attempt=0, lr_factor=0.5, at_step=100)
-    assert receiving.send(envelope).status_code == 202
-    receiving.wait_for(envelope, "executed")
-    assert [plan.action for plan in running.run.read_plans()[0]] == [action]
-    assert running.tree() == tree
-    assert running.run.ledger() is None
-    second = receiving.envelope(running.run, action, for_attempt=0, lr_factor=0.25, plan_id="p2", at_step=200)
-    assert receiving.send(second, id_of(second, 1)).status_code == 202
-
-
 def test_a_pin_is_recorded_and_takes_no_fence(running: Supervised, receiving: Receiving) -> None:
     pin = receiving.envelope(running.run, "pin")
     assert receiving.send(pin).status_code == 202
@@ -197,7 +184,7 @@ def test_a_request_for_the_attempt_before_is_stale(running: Supervised, receivin
     first = receiving.envelope(running.run)
     receiving.send(first)
     receiving.wait_for(first, "executed")
-    late = receiving.envelope(running.run, "lower_lr", lr_factor=0.5)
+    late = receiving.envelope(running.run, "lower_lr")
     assert receiving.send(late).json()["reason"] == "stale"
 
 
