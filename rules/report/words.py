@@ -148,6 +148,7 @@ HELD = {
     "silenced": "a silence covers it",
     "acknowledged": "a person looks after it",
     "maintenance": "a maintenance window is open",
+    "rerun": "the framework is making the step again by itself",
     "run_limit": "as much was done to the run as it may have",
     "day_limit": "the run was restarted as often today as it may be",
     "fleet_limit": "as many runs were restarted today as may be",
