@@ -302,7 +302,8 @@ def _look_at_ranks(turn: Turn, alive: Alive, ranks: Rows | None, records: Sequen
     if alive.ranks.parted_before and alive.ranks.agreed >= WHOLE:
         alive.ranks.parted_before = False
         says = "grad_norm is one number on all ranks, and was that of each rank's own shard in the attempt before: it is another measure."
-        turn.notice(alive.start, "metric_scope", alive.first_step, says, "grad_norm")
+        begin = alive.first_step if alive.first_step is not None else records[first].step - records[first].stride + 1
+        turn.notice(alive.start, "metric_scope", begin, says, "grad_norm")
 
 
 def _look_at_rounding(turn: Turn, alive: Alive, seen: int) -> None:
