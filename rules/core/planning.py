@@ -164,8 +164,8 @@ def plan_rollback(
         reasons=reasons,
         checks=Checks(
             start_step=chosen.target.step + 1,
-            lr=expected_lr(alive, chosen.target.step + 1, lr_factor) if not ramp else None,
-            optimizer_step=1 if reset else expected_counter(alive, chosen.target.step + 1),
+            lr=expected_lr(alive, chosen.target.step + 1, lr_factor, executed) if not ramp else None,
+            optimizer_step=1 if reset else expected_counter(alive, chosen.target.step),
             skipped=skip,
         ),
         anomaly=look,
@@ -184,7 +184,7 @@ def of_fallback(plan: Plan, target: Target, trace: Trace | None) -> Plan:
         checks,
         start_step=step,
         lr=None if plan.rewarmup_steps else rate_at(trace, step, plan.lr_factor),
-        optimizer_step=1 if plan.reset_optimizer else counter_after(trace, step),
+        optimizer_step=1 if plan.reset_optimizer else one_more(counter_after(trace, target.step)),
     )
     return msgspec.structs.replace(plan, target=target, checks=told)
 
@@ -255,9 +255,25 @@ def _of_line(alive: Alive, step: int) -> Trace | None:
     return alive.inherited
 
 
-def expected_lr(alive: Alive, step: int, factor: float) -> float | None:
-    """Return the rate at ``step`` as the broken line's record has it, times the plan's factor."""
-    return rate_at(_of_line(alive, step), step, factor)
+def expected_lr(alive: Alive, step: int, factor: float, executed: Sequence[Executed] = ()) -> float | None:
+    """Return the rate at ``step`` as the broken line's record has it, times the plan's factor.
+
+    What the plan that this attempt began with did to it is left out: a plan's factor and ramp end with the next one. None where that is not known.
+    """
+    own = alive.first_step is not None and step >= alive.first_step
+    told = own and alive.plan_id is not None
+    if not told and any(one.for_attempt < alive.start.attempt + own for one in executed):
+        return None
+    by_plan = _by_plan(alive, step) if own else 1.0
+    return rate_at(_of_line(alive, step), step, factor / by_plan)
+
+
+def _by_plan(alive: Alive, step: int) -> float:
+    """Return what the plan that an attempt began with multiplies the scheduled rate by at a step of its own."""
+    if alive.plan_id is None or alive.first_step is None:
+        return 1.0
+    ramp = min(1.0, (step - alive.first_step + 1) / alive.ramp_steps) if alive.ramp_steps else 1.0
+    return alive.planned.lr_factor * ramp
 
 
 def rate_at(trace: Trace | None, step: int, factor: float) -> float | None:
@@ -266,13 +282,21 @@ def rate_at(trace: Trace | None, step: int, factor: float) -> float | None:
     return None if rate is None else rate * factor
 
 
-def expected_counter(alive: Alive, step: int) -> int | None:
-    """Return the optimizer's own counter after ``step``, from the nearest measurement and the skipped steps between."""
-    return counter_after(_of_line(alive, step), step)
+def expected_counter(alive: Alive, target: int) -> int | None:
+    """Return the optimizer's own counter one update behind the state of step ``target``, whose line it is.
+
+    A target from before this attempt began is of its parent's line: what this attempt's plan reset is not reset there.
+    """
+    return one_more(counter_after(_of_line(alive, target), target))
+
+
+def one_more(counter: int | None) -> int | None:
+    """Return a counter one update later."""
+    return None if counter is None else counter + 1
 
 
 def counter_after(trace: Trace | None, step: int) -> int | None:
-    """Return the optimizer's own counter after ``step`` by a trace that holds it, or None."""
+    """Return the optimizer's own counter after ``step`` by a trace that holds it, from a measurement and the skipped steps between, or None."""
     if trace is None or not len(trace):
         return None
     counters = trace.column("optimizer_step")
@@ -280,7 +304,7 @@ def counter_after(trace: Trace | None, step: int) -> int | None:
     if not len(rows):
         return None
     steps = trace.steps[rows]
-    place = int(abs(steps - step).argmin())
+    place = max(0, int(np.searchsorted(steps, step, side="right")) - 1)  # one behind it may be of another line
     near = int(steps[place])
     if near < int(trace.steps[0]) or step < int(trace.steps[0]):
         return None

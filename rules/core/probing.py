@@ -39,8 +39,9 @@ BEHIND, BEYOND = 20, 10
 COMPARED = 50
 #: Abnormal records of which it has come again before all steps were made.
 ENOUGH = 3
-#: Share of the first excess that makes it the same event: behind a reset a loss is a little high anyhow.
-ALIKE = 0.25
+#: Share of the first excess that makes it the same event, up to an excess of so many standard deviations: behind a reset a loss is a
+#: little high anyhow.
+ALIKE, FAR = 0.25, 40.0
 #: A score of the optimizer's state from which a passed replay speaks for it before the machine.
 STATE_SPOKE = 0.3
 
@@ -120,8 +121,8 @@ def plan_probe(
         reasons=reasons,
         checks=Checks(
             start_step=chosen.target.step + 1,
-            lr=None if ramp else expected_lr(alive, chosen.target.step + 1, 1.0),
-            optimizer_step=1 if reset else expected_counter(alive, chosen.target.step + 1),
+            lr=None if ramp else expected_lr(alive, chosen.target.step + 1, 1.0, executed),
+            optimizer_step=1 if reset else expected_counter(alive, chosen.target.step),
         ),
         probe=asked,
     )
@@ -193,8 +194,8 @@ def answer(
 ) -> Answered | None:
     """Return what the attempt answers by its newest record, None while it is too early to say.
 
-    ``alarm`` says which alert of these steps fires. It has come again where records are abnormal as those of the parent were; it has
-    passed once all steps were made without. Both count only where the same samples were read under what the probe asks for.
+    ``alarm`` says which alert of these steps fires. It has come again where records are abnormal as those of the parent were, several of
+    them or one with an alert; it has passed once all steps were made without. Both count only where the same samples were read under what the probe asks for.
     """
     probe = verification.plan.probe
     trace = alive.trace
@@ -206,8 +207,9 @@ def answer(
     over = now >= probe.end - 1
     high = _abnormal(trace, incident, probe)
     first = None if parent is None else _abnormal(parent, incident, probe)
-    again = high.records >= max(1, ENOUGH // stride) and (first is None or high.most >= ALIKE * first.most)
-    if not (over or again or alarm is not None):
+    alike = high.records > 0 and (first is None or high.most >= ALIKE * min(first.most, FAR))
+    again = alike and (alarm is not None or high.records >= max(1, ENOUGH // stride))
+    if not (over or again):
         return None
     wrong = _not_as_asked(verification.plan, probe, alive, now)
     if wrong is None and trace.row(probe.first_step) >= len(trace):
@@ -221,7 +223,7 @@ def answer(
     name = f"Attempt {alive.start.attempt}"
     if wrong is not None:
         return Answered("unclear", f"{name} does not tell: {wrong}.", {})
-    if again or alarm is not None:
+    if again:
         near = max(NEAR * stride, incident.uncertainty)
         at = high.step if high.step is not None else now
         if at > incident.onset + near and (first is None or first.step is None or at > first.step + near):
