@@ -9,7 +9,10 @@ processor time of the whole process, the exporter's threads included: they tell 
 ``--peers`` puts two other ways of watching beside it, each at every step: trainscope (``pip install trainscope``) as it comes, and a monitor
 that asks for each parameter's norms with ``.item()``.
 
-Twenty rounds take about fifteen minutes on two idle cores, with the peers half an hour. What is measured so far is written after each round,
+Torch gets all cores but one: on a host of GPUs the training thread never has them all either. ``--threads N`` with all of them is the
+hardest case: whatever the exporter's own threads do is then taken from the mathematics.
+
+Twenty rounds take about twenty minutes on two idle cores, with the peers well above half an hour. What is measured so far is written after each round,
 with ``"partial": true`` until all rounds are done: a bench that is stopped, by ``--minutes`` or Ctrl-C, leaves it behind.
 
     python bench/overhead.py --output .bench/overhead.json
@@ -38,6 +41,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainwarden.exporter import Exporter
 
 CADENCE = 10
+#: Threads of torch: one core stays free for what a trainer's process does beside its mathematics, as on a host of GPUs.
+SPARED = max(1, (os.cpu_count() or 1) - 1)
 
 
 class Watcher(Protocol):
@@ -231,18 +236,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8, help="of the model")
     parser.add_argument("--width", type=int, default=320, help="of the model")
     parser.add_argument("--vocabulary", type=int, default=1024, help="of the model")
-    parser.add_argument("--threads", type=int, help="of torch; None: as torch chooses")
+    parser.add_argument("--threads", type=int, default=SPARED, help="of torch; else one core is left free")
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds: {options.rounds} is not positive")
+    for name in ("rounds", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: {getattr(options, name)} is not positive")
     return options
 
 
 def main() -> None:
     """Measure, print and write."""
     options = parse()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     began = time.monotonic()
     end = began + 60 * options.minutes
     arms = dict(ARMS)

@@ -55,6 +55,9 @@ class Inside:
         if last is not None:
             spots.append(Spot(len(spots), last.module, last.name, "residual", last.block, "", last.fast))
         self.spots = list(spots)
+        # A gradient that comes to a part of a block has come through the block's own output before.
+        whole = {spot.block for spot in self.spots if spot.group == "all"}
+        self._telling = {spot.number for spot in self.spots if spot.group == "all" or spot.block not in whole}
         self.routers = Routers(model, self.structure, notices)
         self._observer: observing.Observer | None = None
         self._handles: list[Any] = []
@@ -217,8 +220,8 @@ class Inside:
             self._follow(found, spot, given)
         else:
             found.put("watch", number, _watch(x, spot))
-        if not found.counts and given.requires_grad and not given.is_leaf:  # on a parameter, it would stay
-            given.register_hook(found.commit)  # type: ignore[no-untyped-call]
+        if spot.number in self._telling and not found.counts and given.requires_grad and not given.is_leaf:
+            given.register_hook(found.commit)  # type: ignore[no-untyped-call] - on a parameter, it would stay
 
     def _pass_of(self, number: int, training: bool) -> Pass | None:
         """Return the open pass, or begin one where a block is called by itself; None where nothing is to be seen."""
