@@ -4,6 +4,8 @@
 PYTHON ?= python3
 SEED ?= 2
 ARGS ?=
+# Of the tests: one worker runs those that start processes, one after another, the others share the rest. 0: no workers.
+WORKERS ?= 2
 
 BIN := .venv/bin
 # The stamp carries what the environment was made from, this folder's place included: an editable install points at it.
@@ -23,7 +25,7 @@ demo: $(STAMP) ## run the whole loop on this machine: a run breaks, is rolled ba
 	@$(BIN)/trainwarden demo --seed $(SEED) $(ARGS)
 
 test: $(STAMP) ## run all tests (ARGS="-k record -x" goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy strict
 	@$(BIN)/python -m ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,27 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("house")
+
+#: Where tests start servers and train with several processes: these are run one after another, by one worker.
+STARTS_PROCESSES = (
+    "demo",
+    "e2e",
+    "exporter",
+    "receiver",
+    "rules/cli",
+    "rules/daemon",
+    "test_deploy_files.py",
+    "test_readme.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that start processes together where the tests are shared out among workers (``-n 2 --dist loadgroup``)."""
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        if place.startswith(STARTS_PROCESSES):
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 @pytest.fixture(autouse=True)
