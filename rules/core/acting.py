@@ -17,7 +17,7 @@ from trainwarden.plan import Plan, merge_ranges
 from trainwarden.record import Ranges
 from trainwarden.rules.core.counted import counted
 
-from . import gates
+from . import gates, soft
 from .attribution import Cause
 from .delivery import request
 from .facts import Facts
@@ -61,7 +61,7 @@ def past(run: Run, alive: Alive, step: int, incident: Incident | None = None) ->
         lowered=len(asked),
         lowered_at=asked[-1].step if asked else None,
         lowered_until=asked[-1].until_step if asked else None,
-        refused=any(one.done in REFUSALS for one in asked),
+        refused=any(one.done in (*REFUSALS, soft.NOT_APPLIED) for one in asked),
         probed=len(probes),
     )
 
@@ -158,9 +158,14 @@ def _stop(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, 
     return Planned(plan_stop(alive.start, decision.why), low_confidence=False)
 
 
+def _lower(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: Facts, decision: Decision) -> Planned:
+    made = sum(one.attempt == alive.start.attempt for one in run.asked)
+    return soft.plan_lower(alive, turn.settings, made, decision.why)
+
+
 #: How the plan of each action is made that needs one.
 PLANS: Mapping[str, Callable[[Turn, Run, Alive, Incident, Facts, Decision], Planned | Refusal]] = MappingProxyType(
-    {"rollback": _rollback, "stop": _stop, "probe": _probe}
+    {"rollback": _rollback, "stop": _stop, "probe": _probe, "lower_lr": _lower}
 )
 
 
@@ -217,9 +222,9 @@ def _what(plan: Plan) -> str:
     """Return what a plan does in a few words."""
     if plan.action == "stop":
         return "stop the run"
-    lowering = plan.lowering
-    if lowering is not None:
-        return f"{lowering.factor:g} times the learning rate from step {lowering.first_step} to {lowering.end - 1}"
+    if plan.action == "lower_lr":
+        back = f" and back over {counted(plan.lr_return_steps, 'step')}" if plan.lr_return_steps else ""
+        return f"{plan.lr_factor:g} times the learning rate for {counted(plan.lr_steps, 'step')}{back}"
     where = "" if plan.target is None else f" to step {plan.target.step}"
     skip = sum(end - first for first, end in plan.skip_samples)
     if plan.probe is not None:
@@ -338,6 +343,8 @@ def _send(
     plan = incident.plan
     assert plan is not None
     asked = [one for one in run.asked if one.attempt == incident.attempt]
+    if plan.action in RUNNING:
+        plan = incident.plan = soft.timed(plan, alive, turn.settings, now)
     effect = request(incident, turn.settings, now, len(asked) if plan.action in RUNNING else 0)
     incident.gates, incident.held_by = given, None
     incident.webhook_id, incident.expires_at, incident.done = effect.key, effect.expires_at, "requested"
@@ -345,10 +352,21 @@ def _send(
     if plan.action in RUNNING:
         last = None if plan.lowering is None else plan.lowering.end - 1
         asked.append(
-            Asked(plan.action, incident.id, incident.attempt, plan.plan_id, effect.key, step or incident.onset, last)
+            Asked(
+                plan.action,
+                incident.id,
+                incident.attempt,
+                plan.plan_id,
+                effect.key,
+                step or incident.onset,
+                last,
+                start_id=incident.start_id,
+                lowering=plan.lowering,
+            )
         )
         run.asked = asked
-        turn.note(incident, now, step, f"A lower learning rate is requested ({effect.key}).", "confirmed")
+        says = f"A lower learning rate from step {plan.at_step} on is requested ({effect.key})."
+        turn.note(incident, now, step, says, "confirmed")
         return
     memory = turn.memory
     memory.requested = [one for one in memory.requested if one.time > now - gates.DAY and one.key != effect.key]
@@ -374,6 +392,8 @@ def _answered(turn: Turn, run: Run, incident: Incident, receipt: Receipt) -> Non
         return
     why = f" ({receipt.reason}{': ' if receipt.reason and receipt.detail else ''}{receipt.detail})"
     why = why if receipt.reason or receipt.detail else ""
+    if any(one.key == receipt.request_id and one.lowered is not None for one in run.asked):
+        return  # the records have spoken
     incident.done = receipt.status
     says = f"The receiver says {receipt.status}{why}."
     for asked in run.asked:

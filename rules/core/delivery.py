@@ -89,7 +89,10 @@ def request(incident: Incident, settings: Settings, now: float, number: int = 0)
     """
     assert incident.plan is not None
     action = incident.plan.action
-    expires = now + settings.request_ttl
+    worth = settings.request_ttl
+    if action == "lower_lr":  # behind its step it is worth nothing
+        worth = min(worth, settings.lower_lr_ahead_seconds)
+    expires = now + worth
     envelope = _envelope(incident, action, incident.plan, settings, now, expires)
     return Deliver(
         kind="webhook",

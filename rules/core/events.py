@@ -16,7 +16,7 @@ from trainwarden.record import Event
 #: Kinds that are remembered at most, steps of each, and beginnings of incidents.
 KINDS, STEPS, BEGINNINGS = 16, 256, 64
 #: What is a start's own and no occasion within it.
-APART = ("start", "exit", "resume", "preflight")
+APART = ("start", "exit", "resume", "preflight", "lower_lr")
 #: Fields of an event that adds to an earlier one, or tells of what was done because an incident is open.
 LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", True), ("quarantined", True))
 #: What a phase must be to count as an occasion.

@@ -18,6 +18,7 @@ from trainwarden.record import Event
 
 from .block import Block
 from .inputs import Start
+from .lowered import cut_off, inherited
 from .makeup import after
 from .planned import configure, inherit, next_step, of_settings
 from .resumed import RANKS, Planned, departed, last_compared, parent_of, restore_check
@@ -66,6 +67,7 @@ def take_over(run: Run, start: Start, settings: Settings, rules: Rules) -> Alive
     if before is not None:
         run.alive.makeup = after(before.makeup)
         run.alive.ranks.parted_before = before.ranks.said and not before.ranks.whole
+        run.alive.lowered = list(before.lowered)
     configured(run, settings)
     return run.alive
 
@@ -120,6 +122,9 @@ def describe(run: Run, alive: Alive, event: Event) -> None:
     if alive.ranks_before is not None and alive.ranks_before != alive.line.world_size:
         pace = max(1.0, alive.line.world_size / alive.ranks_before)
         alive.planned = Planned(alive.planned.lr_factor, (*alive.planned.changed, RANKS), pace)
+    if cut_off(alive.lowered, alive.resumed_from):  # at the same steps the rate was another before
+        alive.planned = structs.replace(alive.planned, changed=(*alive.planned.changed, "lr_phase"))
+    alive.lowered = inherited(alive.lowered, alive.resumed_from)
 
 
 def resumed_within(alive: Alive, event: Event) -> bool:

@@ -40,6 +40,8 @@ OF_THE_BATCH = frozenset(
 #: The event of an exporter whose ranks add up nothing any more, and what goes on otherwise then: a rank's own in place of the mean.
 SIDE_GROUP = "side_group"
 OF_THE_MEAN = frozenset({"loss", "loss_expected"})
+#: The event of an exporter that lowers the learning rate, as a plan asks; it changes it once more when it comes back.
+LOWERED = "lower_lr"
 #: Verdicts of rules that no planned change excuses.
 HARD = ("nonfinite", "stall", "scale_collapse")
 #: The label with which a rule of another verdict says that no planned change excuses it.
@@ -107,13 +109,16 @@ def of_event(event: Event, last_step: int, settings: Settings) -> Announced | No
     of what is logged: nothing settles, and what is usual is learned anew at once.
     """
     planned = event.fields.get("planned")
+    lowered = event.kind == LOWERED and event.fields.get("state") in ("began", "returns")
     closed = event.kind == SIDE_GROUP and event.fields.get("open") is False
-    if not closed and (planned is False or (planned is not True and event.kind not in KINDS)):
+    if not closed and not lowered and (planned is False or (planned is not True and event.kind not in KINDS)):
         return None
     step = _whole(last_step if event.step is None else event.step)
     if step is None:
         return None
     settle = 0 if closed else _whole(event.fields.get("settle_steps"))
+    if lowered and event.fields.get("state") == "returns":  # nothing has settled before the rate is back
+        settle = settings.settle_steps + (_whole(event.fields.get("return_steps")) or 0)
     said = {name: value for name, value in sorted(event.fields.items()) if name not in ("planned", "settle_steps")}
     text = ", ".join(f"{name}={_short(value)}" for name, value in said.items())
     return Announced(
@@ -121,7 +126,7 @@ def of_event(event: Event, last_step: int, settings: Settings) -> Announced | No
         step=step,
         settle=settings.settle_steps if settle is None else settle,
         known=last_step,
-        everything=not closed and (planned is True or event.kind not in ("batch_size", "lr_phase")),
+        everything=not closed and not lowered and (planned is True or event.kind not in ("batch_size", "lr_phase")),
         says=text[:LONGEST],
         content=sha256(repr(said).encode()).hexdigest()[:20] if said else "",
     )
@@ -227,7 +232,7 @@ def moves(change: Announced, signal: str) -> bool:
         return True
     if change.of_the_log:
         return signal in OF_THE_MEAN
-    return signal in (OF_THE_RATE if change.kind == "lr_phase" else OF_THE_BATCH)
+    return signal in (OF_THE_RATE if change.kind in ("lr_phase", LOWERED) else OF_THE_BATCH)
 
 
 def excuses(change: Announced, labels: Mapping[str, str], signals: Collection[str]) -> bool:
@@ -269,7 +274,9 @@ def _sentence(change: Announced) -> str:
         done += "what is usual is learned anew behind it."
     else:
         moved = (
-            "the learning rate and the updates" if change.kind == "lr_phase" else "the gradient, the rate and the batch"
+            "the learning rate and the updates"
+            if change.kind in ("lr_phase", LOWERED)
+            else "the gradient, the rate and the batch"
         )
         done = f"Up to step {change.end} nothing is said of {moved}, and their baselines are learned anew; "
         done += "the loss is judged as ever."

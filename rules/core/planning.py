@@ -22,6 +22,7 @@ from trainwarden.record import Ranges
 from .drift import first_sign
 from .facts import Facts
 from .inputs import Start
+from .lowered import multiplier
 from .machines import listed
 from .settings import Settings
 from .spacing import Going, advice, none_at_all
@@ -256,16 +257,16 @@ def _of_line(alive: Alive, step: int) -> Trace | None:
 
 
 def expected_lr(alive: Alive, step: int, factor: float, executed: Sequence[Executed] = ()) -> float | None:
-    """Return the rate at ``step`` as the broken line's record has it, times the plan's factor.
+    """Return the rate at ``step`` as the broken line's record has it, times the plan's factor; what lowered it for a while left out.
 
-    What the plan that this attempt began with did to it is left out: a plan's factor and ramp end with the next one. None where that is not known.
+    So is what the plan that this attempt began with did to it: a plan's factor and ramp end with the next one. None where that is not known.
     """
     own = alive.first_step is not None and step >= alive.first_step
     told = own and alive.plan_id is not None
     if not told and any(one.for_attempt < alive.start.attempt + own for one in executed):
         return None
     by_plan = _by_plan(alive, step) if own else 1.0
-    return rate_at(_of_line(alive, step), step, factor / by_plan)
+    return rate_at(_of_line(alive, step), step, factor / (multiplier(alive.lowered, step) * by_plan))
 
 
 def _by_plan(alive: Alive, step: int) -> float:

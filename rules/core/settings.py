@@ -56,7 +56,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lower_lr_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     """Factor on the scheduled learning rate while it is lowered."""
     lower_lr_steps: Count = 500
-    """Steps for which the learning rate is lowered; then it is the scheduled one again by itself."""
+    """Steps for which the learning rate is lowered; then it comes back by itself."""
+    lower_lr_return_steps: CountOrNone = 100
+    """Steps of the ramp over which it comes back."""
+    lower_lr_ahead_seconds: Seconds = 60.0
+    """Seconds from the request to the step from which on the rate is lowered, at the run's pace: by then all ranks must have read it."""
     soft_steps: Count = 50
     """Steps that the loss must stay abnormal before the learning rate is lowered: case A01 heals in thirty."""
     probe: bool = False
