@@ -77,8 +77,10 @@ class Layout(Struct, frozen=True, kw_only=True):
     def order_name(self) -> str:
         """A short name of the order: positions of two runs mean the same rows where it is the same."""
         known = self.order in COMPUTED or self.seed is not None
-        parts = [self.version, self.order, self.function, str(self.seed), f"{self.reserve:.6g}"]
-        parts.append(str(reserve_size(self.size, self.reserve, self.batch)) if known else self.owner)
+        held = reserve_size(self.size, self.reserve, self.batch)
+        seed = "" if self.order == "sequential" and not held else str(self.seed)
+        parts = [self.version, self.order, self.function, seed, f"{self.reserve:.6g}"]
+        parts.append(str(held) if known else self.owner)
         return _short(parts)
 
     @property
@@ -86,7 +88,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         """Whether rows can be told from positions here."""
         if self.order not in COMPUTED or self.seed is None or self.shards is None:
             return False
-        return 0 < self.size and reserve_size(self.size, self.reserve, self.batch) <= MOST_RESERVED
+        return self.size > 0 and reserve_size(self.size, self.reserve, self.batch) <= MOST_RESERVED
 
     def skipped(self, epoch: int) -> Ranges:
         """Return the positions of an epoch that are not read."""

@@ -24,6 +24,7 @@ from .facts import Facts
 from .inputs import Start
 from .lowered import multiplier
 from .machines import listed
+from .meetings import in_skip
 from .settings import Settings
 from .spacing import Going, advice, none_at_all
 from .state import Alive, Checkpoint, Executed
@@ -123,6 +124,13 @@ def plan_rollback(
         reasons.setdefault("skip_samples", "What the last plan skipped stays skipped.")
     if cause == "data" and skip and also is not None and also[1] == epoch:
         skip = merge_ranges([*skip, *also[0]])
+    remembered = []
+    if cause == "data" and "exclude" in alive.can_skip and alive.dataset is not None:
+        remembered = [one for one in in_skip(alive, skip, epoch) if one not in exclude]
+    if remembered:
+        exclude = [*exclude, *remembered]
+        says = "What of the skip spiked before, in another run or epoch, is left out in every epoch."
+        reasons["exclude"] = " ".join([*([reasons["exclude"]] if "exclude" in reasons else []), says])
     if skip and epoch:
         reasons["skip_epoch"] = f"The positions are those of epoch {epoch}'s order."
     reset = chosen.too_young or cause in ("numeric", "optimizer_state") or earlier is not None

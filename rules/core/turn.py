@@ -50,9 +50,11 @@ class Turn:
         incident.timeline.append(Entry(time, step, incident.state, says))
         self.touch(incident)
 
-    def notice(self, start: Start, kind: str, step: int | None, says: str, signal: str | None = None) -> None:
-        """Save a notice: never an alert. One of a kind, signal and step of a start is one row."""
-        key = digest("notice", start.start_id, kind, signal or "", str(step))
+    def notice(
+        self, start: Start, kind: str, step: int | None, says: str, signal: str | None = None, about: str = ""
+    ) -> None:
+        """Save a notice: never an alert. One of a kind, signal, step and thing that it is ``about`` of a start is one row."""
+        key = digest("notice", start.start_id, kind, signal or "", str(step), *([about] if about else []))
         row: dict[str, Any] = {
             "kind": kind,
             "signal": signal,

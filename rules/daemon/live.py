@@ -22,6 +22,7 @@ from trainwarden.rules.annotations import annotated
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
 from trainwarden.rules.core.feed import dump, feed, load, new_state
 from trainwarden.rules.core.inputs import Happened, Input, Observation, SourceSeen, Steps, Tick
+from trainwarden.rules.core.sightings import answer as remembered
 from trainwarden.rules.daemon.inbox import Inbox, Received
 from trainwarden.rules.daemon.information import Information
 from trainwarden.rules.daemon.samefile import SameFile
@@ -204,7 +205,11 @@ class Live:
             else:
                 if isinstance(value, Steps | Happened | SourceSeen):
                     self._urgent.add(value.start.run_uid)
-                answer = self._query(effect)
+                answer = remembered(effect, self._clock())
+                if answer is None:
+                    answer = self._query(effect)
+                else:
+                    self._urgent.add(effect.arguments["run_uid"])
                 self._feed(answer)
                 self._journal(None, answer)
 

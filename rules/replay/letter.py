@@ -19,6 +19,7 @@ import msgspec
 from trainwarden.rules.core.effects import Effect, Save
 from trainwarden.rules.core.feed import new_state
 from trainwarden.rules.core.inputs import Command, Input, Observation, Receipt, SourceSeen, Tick
+from trainwarden.rules.core.sightings import Book
 
 from .attempts import Placed
 from .driver import Outcome, Replay
@@ -74,9 +75,10 @@ def _due(line: Placed, upto: Mapping[str, int], read: dict[str, int], held: dequ
 class Letter(Replay):
     """One core, the lines and the inputs that a daemon had. ``settings`` are the daemon's, mode and receiver included."""
 
-    def __init__(self, settings: Any, pack: Any, told: Iterable[Told]) -> None:
+    def __init__(self, settings: Any, pack: Any, told: Iterable[Told], suspects: Book | None = None) -> None:
         super().__init__(settings, pack)
         self._state = new_state(settings, pack)
+        self._remember(suspects)
         self._told = told
         self._gates: dict[tuple[str, int], SourceSeen] = {}
         self._waiting_plans: set[str] = set()

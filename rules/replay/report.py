@@ -31,6 +31,7 @@ def report(recording: Recording, outcome: Outcome, pack: Pack, *, paper: bool = 
         "columns": recording.columns,
         "incidents": [{**row, "done": None} if paper else row for row in outcome.incidents.values()],
         "notices": recording.notices + list(outcome.notices.values()),
+        "suspects": [row for row in outcome.suspects.values() if row["run_uid"] == recording.run_uid],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_the_order_is_the_loaders_and_its_inverse_leads_back(
     rows: int, seed: int, order: str, epoch: int, reserve: float, cuts: list[int]
 ) -> None:
     edges = sorted({0, rows, *(cut % (rows + 1) for cut in cuts)})
-    shards = [(f"s{at}", first, end) for at, (first, end) in enumerate(zip(edges, edges[1:], strict=False))]
+    shards = [(f"s{at}", first, end) for at, (first, end) in enumerate(itertools.pairwise(edges))]
     loader, layout = told(rows, order, shards[::-1], seed=seed, reserve=reserve)
     assert layout.computed
     mine = Order(layout)
@@ -83,7 +84,8 @@ def test_what_the_run_leaves_out_is_told_and_another_version_of_the_data_has_ano
     gone = Exclusion(dataset="web", shard="a", first=3, end=5)
     skips = Skips((Skip(1, [(8, 12)]),), (Excluded(gone),))
     _, layout = told(101, "shuffle", SHARDS, skips=skips)
-    assert layout.skipped(1) == [(8, 12)] and layout.skipped(0) == []
+    assert layout.skipped(1) == [(8, 12)]
+    assert layout.skipped(0) == []
     assert layout.excluded == [("a", 3, 5)]
     same = told(101, "blocks", SHARDS, seed=9)[1]
     other = told(101, "blocks", [("c", 60, 101), ("a", 0, 36), ("b", 36, 60)], seed=9)[1]
@@ -98,9 +100,11 @@ def test_a_loader_without_an_order_of_its_own_knows_positions_of_its_own_run_alo
     loader = watch(plain, dataset="web")
     event = {"loader_kind": loader.kind, "dataset": "web", "dataset_size": loader.dataset_size, "loader": None}
     mine, theirs = layout_of(event, "uid"), layout_of(event, "other")
-    assert mine is not None and theirs is not None
+    assert mine is not None
+    assert theirs is not None
     assert not mine.computed
-    assert mine.version == theirs.version and mine.order_name != theirs.order_name
+    assert mine.version == theirs.version
+    assert mine.order_name != theirs.order_name
     assert layout_of({"loader_kind": None}, "uid") is None
 
 
@@ -121,7 +125,8 @@ def test_a_start_event_that_cannot_be_meant_costs_the_rows_and_nothing_else(brok
     loader, _ = told(101, "shuffle", SHARDS)
     event = {"loader_kind": "map", "dataset": "web", "dataset_size": 101, "loader": {**loader.told, **broken}}
     layout = layout_of(event, "uid")
-    assert layout is not None and not layout.computed
+    assert layout is not None
+    assert not layout.computed
 
 
 def test_orders_are_kept_computed_and_few() -> None:
