@@ -72,6 +72,7 @@ class Inside:
         self._fired = False
         self._traced = False
         self._silent: int | None = None
+        self._unseen = 0
         #: The thread whose forwards are looked at: that which steps; before the first step, that of the first forward.
         self._thread: int | None = None
 
@@ -413,7 +414,7 @@ class Inside:
             for rows in on.values():
                 sheet.add("inside.rows", torch.stack(list(rows.values())).reshape(-1), tuple(rows))
                 torch._foreach_zero_(list(rows.values()))
-        self._note_silence(fired)
+        self._note_silence(fired, "updates" in sheet.host)
         self.routers.take(sheet, passes)
         packs = [pack for one in passes for pack in one.packed]
         if sum(len(cells) for _, cells, _ in packs) > NUMBERS:
@@ -433,9 +434,17 @@ class Inside:
         for seen, values_ in by_kind.values():
             sheet.add("inside.grad", torch.stack(values_), tuple(seen))
 
-    def _note_silence(self, fired: bool) -> None:
+    def _note_silence(self, fired: bool, updated: bool) -> None:
         if fired:
             self._silent = 0
+        elif self._silent is None and updated and any(spot.group == "all" for spot in self.spots):
+            self._unseen += 1
+            if self._unseen == SILENT:
+                self._notices.say(
+                    "unseen",
+                    f"no block of the model was seen in {SILENT} steps that updated it, so activations are absent: make the exporter before "
+                    "torch.compile, and of the model that is called",
+                )
         elif self._silent is not None:
             self._silent += 1
             if self._silent == SILENT:
