@@ -22,8 +22,12 @@ MOST = 256
 OF_THE_LOADER = frozenset({"epoch", "samples_seen", "tokens"})
 #: A signal that is measured where it can be, and that a script's own wins over: it is what the script trains on.
 OF_THE_SCRIPT = "router_aux_loss"
+#: Signals that a word stands for in a log alone: in a process the exporter looks at the batch, and a script's number keeps its name.
+OF_A_LOG = ("batch_supervised_tokens", "sample_position", "shard")
 #: Which signal each word means, and how telling the word is: the less the better.
-MEANS = {word: (signal, rank) for signal, words in SYNONYMS for rank, word in enumerate(words)}
+MEANS = {
+    word: (signal, rank) for signal, words in SYNONYMS if signal not in OF_A_LOG for rank, word in enumerate(words)
+}
 #: How deep mappings within mappings are looked into.
 DEPTH = 4
 

@@ -22,6 +22,7 @@ from trainwarden.signals import BY_NAME
 
 from .columns import Columns
 from .rows import Notices, Row
+from .running_total import RunningTotal
 
 #: A line with the stream that it belongs to.
 Placed: TypeAlias = tuple[Start, int, "Step | Event"]
@@ -78,6 +79,7 @@ class Attempts:
         self._counted: int | None = None
         self._offset = 0.0
         self._epoch: tuple[int, float] | None = None
+        self._skips = RunningTotal()
         self._pending: _Moment | None = None
         self._back: _Moment | None = None
         self._start: Start | None = None
@@ -193,6 +195,9 @@ class Attempts:
             return None
         if not signals:
             return None
+        skipped = signals.get("skipped")
+        if isinstance(skipped, int | float) and not self._columns.is_total("skipped"):
+            signals["skipped"] = self._skips.take(skipped, self.stride)
         evaluation = {}
         if self._columns.evaluations:
             evaluation = {name: row.values[name] for name in row.values.keys() & self._columns.evaluations}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from zlib import crc32
 
 import msgspec
 
@@ -21,6 +22,9 @@ from .rows import STEP, TIME, Notices
 from .texts import time_of
 
 _COUNTS = re.compile(r"step|iter|update|token|sample", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(?:^|_)(?:hash|checksum|digest|fingerprint)(?:_|$)|(?:^|_)shard(?:_(?:id|index|idx|number|name))?$"
+)
 _THOUSANDS = re.compile(rb"\d{1,3}(?:,\d{3})+")
 _TIMES = frozenset(dict(SYNONYMS)[TIME])
 #: Signals of the user's own that one log may bring.
@@ -40,8 +44,11 @@ def told_by(name: str, text: bytes) -> float | None:
     """Return what a text that is no plain number tells in a column of this name, or None.
 
     A date and time in a column that tells when, as Unix seconds; a whole number with commas between its thousands in one that
-    counts (in others a comma may be a decimal mark).
+    counts (in others a comma may be a decimal mark). A hash or the name of a shard is only ever compared: the same text is the same
+    number.
     """
+    if _NAMES.search(normal(name)):
+        return float(crc32(text.strip()))
     if _COUNTS.search(name) and _THOUSANDS.fullmatch(text.strip()):
         return float(text.replace(b",", b""))
     return time_of(text) if is_time(name) else None
@@ -192,6 +199,10 @@ class Columns:
             self._ways.clear()
         self._ways[names] = way
         return way
+
+    def is_total(self, signal: str) -> bool:
+        """Say whether a signal's column is a running total by its name; :meth:`take` gives what it grew by."""
+        return any(self._target[name] == signal for name in self._totals)
 
     def names(self) -> list[str]:
         """Return the columns that came, by the names that the log gives them."""

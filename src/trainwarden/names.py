@@ -82,6 +82,7 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "loss_avg",
             "batch_loss",
             "train_loss_epoch",
+            "logged_loss",
         ),
     ),
     (
@@ -104,6 +105,7 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "gnorm",
             "train_gnorm",
             "grad_norm_pre_clip",
+            "grad_norm_pre",
             "grad_norm_before_clip",
             "grad_norm_unclipped",
             "pre_clip_grad_norm",
@@ -148,6 +150,7 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "grad_norm_clipped",
             "clipped_grad_norm",
             "grad_norm_post_clip",
+            "grad_norm_post",
             "grad_norm_after_clip",
             "post_clip_grad_norm",
             "post_clip_norm",
@@ -161,7 +164,16 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "router_aux_loss",
         ("router_aux_loss", "aux_loss", "load_balancing_loss", "moe_aux_loss", "train_aux_loss", "lb_loss"),
     ),
-    ("update_zero_ratio", ("update_zero_ratio", "update_zero_fraction", "zero_update_fraction", "zero_update_share")),
+    (
+        "update_zero_ratio",
+        (
+            "update_zero_ratio",
+            "update_zero_fraction",
+            "zero_update_fraction",
+            "zero_update_share",
+            "update_ratio_zero_fraction",
+        ),
+    ),
     (
         "ln_weight_norm",
         (
@@ -174,6 +186,33 @@ SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("batch_token_id_max", ("batch_token_id_max", "token_id_max", "max_token_id")),
+    (
+        "batch_supervised_tokens",
+        (
+            "batch_supervised_tokens",
+            "supervised_tokens",
+            "valid_tokens",
+            "num_valid_tokens",
+            "n_valid_tokens",
+            "label_tokens",
+            "loss_tokens",
+            "target_tokens",
+        ),
+    ),
+    (
+        "sample_position",
+        (
+            "sample_position",
+            "dataloader_offset",
+            "dataloader_position",
+            "data_offset",
+            "sample_offset",
+            "sampler_offset",
+            "loader_offset",
+        ),
+    ),
+    # What a batch was read from, as a number or a name: no signal of the table, but a border that spikes may come with (case A29).
+    ("shard", ("shard", "shard_id", "shard_index", "shard_idx", "shard_number", "shard_name", "data_shard")),
     ("vocabulary_size", ("vocabulary_size", "vocab_size", "vocab", "padded_vocab_size")),
     (
         "nonfinite.loss",

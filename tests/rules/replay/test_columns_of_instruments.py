@@ -28,6 +28,12 @@ def signals(tmp_path: Path, rows: list[dict[str, float]]) -> list[dict[str, Valu
         ("update_norm", "update_norm"),
         ("update_zero_fraction", "update_zero_ratio"),
         ("batch_hash", "batch_hash"),
+        ("valid_tokens", "batch_supervised_tokens"),
+        ("dataloader_offset", "sample_position"),
+        ("grad_norm_post", "grad_norm_clipped"),
+        ("grad_norm_pre", "grad_norm"),
+        ("clip", "clip_threshold"),
+        ("shard_id", "shard"),
     ],
 )
 def test_a_column_is_known_by_its_usual_name(tmp_path: Path, column: str, signal: str) -> None:
@@ -50,3 +56,23 @@ def test_a_running_total_is_taken_by_what_it_grew(tmp_path: Path) -> None:
     found = signals(tmp_path, rows)
     assert [row["skipped"] for row in found] == [0, 0, 0, 1, 2, 0, 0, 1]
     assert [row["nonfinite"] for row in found] == [{"loss": grown} for grown in (0, 0, 0, 1, 2, 0, 0, 1)]
+
+
+@pytest.mark.parametrize(("column", "signal"), [("batch_hash", "batch_hash"), ("shard_name", "shard")])
+def test_a_hash_or_a_shard_may_be_a_text_and_the_same_text_is_the_same_number(
+    tmp_path: Path, column: str, signal: str
+) -> None:
+    path = tmp_path / "log.csv"
+    names = ["a0f3", "b17c", "a0f3", "shard-04"] * 5
+    path.write_text(f"step,loss,{column}\n" + "".join(f"{step},2.0,{name}\n" for step, name in enumerate(names, 1)))
+    found = [item.signals[signal] for _, _, item in placed_of(path)[0] if isinstance(item, Step)]
+    assert len(found) == 20
+    assert found[0] == found[2] == found[4]
+    assert len(set(map(str, found))) == 3
+
+
+def test_a_text_in_another_column_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,shard_grad_norm\n" + "".join(f"{step},2.0,broken\n" for step in range(1, 20)))
+    found = [item.signals for _, _, item in placed_of(path)[0] if isinstance(item, Step)]
+    assert [list(signals) for signals in found] == [["loss"]] * 19
