@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trainwarden.plan import Target
 
+from .counted import counted
 from .state import Checkpoint, Executed
 
 #: Causes whose damage the optimizer's memory carries.
@@ -109,7 +110,7 @@ def choose(
         before = min(before, further_than)
     found = usable(checkpoints, executed, before)
     if not found:
-        return None
+        return None if further_than is not None else _within_doubt(checkpoints, executed, onset, uncertainty)
     best, too_young, memory, wanted = 0, False, None, before
     says = f"the newest complete checkpoint before step {before} (onset {onset}, uncertain by {uncertainty})"
     older = usable(checkpoints, executed, min(before, drift)) if drift is not None and cause not in SUDDEN else []
@@ -130,3 +131,22 @@ def choose(
     says += passed_over(checkpoints, executed, found[best].step, before)
     chosen = [Target(attempt=one.attempt, step=one.step, path=one.path) for one in found[best : best + 1 + FALLBACKS]]
     return Choice(chosen[0], chosen[1:], too_young, says, wanted, memory)
+
+
+def _within_doubt(
+    checkpoints: Sequence[Checkpoint], executed: Sequence[Executed], onset: int, uncertainty: int
+) -> Choice | None:
+    """Return the newest checkpoint of a step from which on the onset may lie, if its values are known to be finite (case A43).
+
+    There is no older one; a person must approve it, and the optimizer is reset.
+    """
+    found = [one for one in usable(checkpoints, executed, onset) if one.finite is True]
+    if not found:
+        return None
+    gap = counted(onset - found[0].step, "step")
+    says = (
+        f"the only finite checkpoint, taken {gap} before the onset at {onset}, which is uncertain by {uncertainty}: what broke the run may "
+        "be in it already, so the optimizer is reset"
+    )
+    chosen = [Target(attempt=one.attempt, step=one.step, path=one.path) for one in found[: 1 + FALLBACKS]]
+    return Choice(chosen[0], chosen[1:], True, says, onset - uncertainty)
