@@ -25,7 +25,7 @@ demo: $(STAMP) ## run the whole loop on this machine: a run breaks, is rolled ba
 	@$(BIN)/trainwarden demo --seed $(SEED) $(ARGS)
 
 test: $(STAMP) ## run all tests (ARGS="-k record -x" goes to pytest)
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy strict
 	@$(BIN)/python -m ruff check .

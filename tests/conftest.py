@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,24 +30,27 @@ settings.load_profile("house")
 
 #: Where tests start servers and train with several processes: these are run one after another, by one worker.
 STARTS_PROCESSES = (
-    "demo",
-    "e2e",
-    "exporter",
-    "receiver",
-    "rules/cli",
-    "rules/daemon",
-    "test_deploy_files.py",
-    "test_readme.py",
+    "tests/demo",
+    "tests/e2e",
+    "tests/exporter",
+    "tests/receiver",
+    "tests/rules/cli",
+    "tests/rules/daemon",
+    "tests/test_deploy_files.py",
+    "tests/test_readme.py",
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that start processes together where the tests are shared out among workers (``-n 2 --dist loadgroup``)."""
-    for item in items:
-        place = item.path.relative_to(Path(__file__).parent).as_posix()
-        if place.startswith(STARTS_PROCESSES):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests out among workers: those that start processes go to one of them, the others by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if nodeid.startswith(STARTS_PROCESSES) else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
