@@ -26,6 +26,8 @@ DRIFTS = ("drift",)
 
 #: How a flat log calls the norm of a module, and what behind it is no module.
 FLAT = "grad_norm_"
+#: How logs call a module's share of the squared norm: as an object by module, or flat with the module behind it (case A32).
+SHARES = ("grad_norm_sq_share", "grad_norm_share", "grad_sq_share", "grad_share")
 NO_MODULES = frozenset(
     {"all", "total", "global", "clipped", "unclipped", "clip", "scaled", "pre", "post", "before", "after", "pre_clip"}
     | {
@@ -60,12 +62,12 @@ class GroupNorms(Struct):
     def extend(self, records: Sequence[Step]) -> None:
         """Remember consecutive records; one after another or together is the same."""
         for record in records[-KEPT:]:
-            norms = _norms(record)
-            if norms is None:
+            shares, norms = _shares(record), _norms(record)
+            if shares is None and norms is None:
                 continue
             squares = {
-                label: value * value
-                for label, value in norms.items()
+                label: value if shares is not None else value * value
+                for label, value in (shares or norms or {}).items()
                 if label not in NO_MODULES and isinstance(value, float) and math.isfinite(value)
             }
             if 0 < len(squares) <= LABELS:
@@ -81,6 +83,20 @@ def _norms(record: Step) -> dict[str, Value] | None:
         return norms
     flat = [name for name in record.signals if name.startswith(FLAT)]
     return {name[len(FLAT) :]: record.signals[name] for name in flat} if len(flat) > 1 else None
+
+
+def _shares(record: Step) -> dict[str, Value] | None:
+    """Return each module's part of a record's squared norm, None where it holds only norms, or no norm to take a part of."""
+    norm = record.value("grad_norm")
+    for name in SHARES:
+        told = record.signals.get(name)
+        shares = told if isinstance(told, dict) else {}
+        flat = f"{name}_"
+        shares = shares or {one[len(flat) :]: record.signals[one] for one in record.signals if one.startswith(flat)}
+        if shares and norm is not None:
+            whole = norm * norm
+            return {label: value * whole for label, value in shares.items() if isinstance(value, float)}
+    return None
 
 
 def where(norms: GroupNorms, onset: int, drifts: bool) -> list[tuple[str, float]]:

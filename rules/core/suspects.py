@@ -20,6 +20,8 @@ FROM_THE_START = 3
 LOOK_BACK = 1000
 #: What a record tells as its epoch is one below this; a float is exact up to here.
 LARGEST_EPOCH = 2**53
+#: A count of samples is one below this.
+LARGEST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,13 @@ def suspects(facts: Facts) -> Suspects:
     epoch = _epoch(facts, onset_row)
     if not dirty.any():
         ranges = merge_ranges([pair for row in range(first, onset_row + 1) for pair in trace.samples(row)])
+        ranges = ranges or _counted(facts, first, onset_row)
         return Suspects(ranges, epoch, [], f"the samples of steps {_step(facts, first)} to {facts.onset}")
     rows = [first + int(place) for place in np.flatnonzero(dirty)]
     rows = [row for row in rows if _epoch(facts, row) == epoch]
     whole = [span for span in _spans(facts, rows) if _mostly_dirty(facts, span, set(rows))]
     if not whole:
-        ranges = merge_ranges([pair for row in rows for pair in trace.samples(row)])
+        ranges = merge_ranges([pair for row in rows for pair in trace.samples(row) or _counted(facts, row, row)])
         return Suspects(ranges, epoch, [], f"the samples of the {len(rows)} dirty steps")
     ranges, names = [], []
     for span in whole:
@@ -57,6 +60,19 @@ def suspects(facts: Facts) -> Suspects:
         names.append(span.name if begin == span.first else f"the rest of {span.name}")
     full = [span for span, (begin, _) in zip(whole, ranges, strict=True) if begin == span.first]
     return Suspects(merge_ranges(ranges), epoch, full, f"shard {', '.join(names)} to its end")
+
+
+def _counted(facts: Facts, first: int, last: int) -> Ranges:
+    """Return the samples of rows ``first`` to ``last`` where a log only counts those trained on so far, none where it does not.
+
+    Whether it counts before or behind a step's own batch no log says: both are within the range (case A04).
+    """
+    seen = facts.trace.column("samples_seen")
+    known = seen[max(0, first - 1) : last + 2]
+    known = known[np.isfinite(known) & (known >= 0) & (known < LARGEST)]
+    if len(known) < 2 or known[0] >= known[-1]:
+        return []
+    return [(int(known[0]), int(known[-1]))]
 
 
 def _step(facts: Facts, row: int) -> int:
