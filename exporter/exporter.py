@@ -188,6 +188,8 @@ class Exporter(LooksClosely, TellsRouters, TellsPlans):
         """Take positions from a loader of a kind of its own. ``make`` builds it, given what plans skip; None where it raises."""
         try:
             watched = make(self._skips())
+            if self._settings.exclude and "exclude" in watched.refused:
+                self._notices.say("exclude", f"not left out: {watched.refused['exclude']}")
             self._loaders.append(watched)
             return watched
         except Exception as error:
@@ -354,10 +356,10 @@ class Exporter(LooksClosely, TellsRouters, TellsPlans):
     def _skips(self) -> Skips:
         """Return what the data leaves out. A folder that cannot be read costs the skips, not the loader's positions."""
         try:
-            return self._read_resume().skips
+            return self._read_resume().skips.beside(self._settings.exclude)
         except Exception as error:
             self._notices.fault("reading what to skip", error)
-            return Skips()
+            return Skips().beside(self._settings.exclude)
 
     def _pass_unseen(self) -> None:
         """Count a step that is not recorded, and let go of its batches."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainwarden.plan import CloseLook, check_look
+from trainwarden.plan import CloseLook, Exclusion, PlanError, check_look, decode_exclusions
 from trainwarden.signals import MOST_SOURCES, OTHER_SOURCES
 
 from .vocabulary import TokenClasses
@@ -40,7 +40,8 @@ class Settings:
     ``protect_metrics`` asks the bearer token for ``/metrics`` and ``/-/…`` too. ``side_group``: the ranks add up what they see, in
     the background, and give a rank ``side_timeout`` seconds to answer. ``token_classes`` says which token ids are digits
     and padding, or is the tokenizer that says it; see :class:`exporter.vocabulary.TokenClasses`. ``hardware_seconds``: the GPU is
-    asked how it is every so many seconds, 0 never.
+    asked how it is every so many seconds, 0 never. ``exclude`` is a file of data to leave out, as ``trainwarden incidents suspects``
+    writes it; read when the exporter is made, it is the list of what it says.
     """
 
     run: str
@@ -64,6 +65,7 @@ class Settings:
     token_classes: Any = None
     sources: tuple[str, ...] = ()
     anomaly: CloseLook | None = None
+    exclude: Any = None
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE:
@@ -89,6 +91,7 @@ class Settings:
             raise TypeError(f"host: {self.host!r} is not a string")
         object.__setattr__(self, "sources", source_names(self.sources))
         object.__setattr__(self, "anomaly", _close_look(self.anomaly))
+        object.__setattr__(self, "exclude", left_out(self.exclude))
         if self.token_classes is not None and not isinstance(self.token_classes, TokenClasses):
             object.__setattr__(self, "token_classes", TokenClasses(self.token_classes))
 
@@ -121,6 +124,28 @@ def source_names(given: Any) -> tuple[str, ...]:
     if len(names) > MOST_SOURCES or len(set(names)) < len(names) or OTHER_SOURCES in names:
         raise ValueError(f"sources: give up to {MOST_SOURCES} different names, none of them {OTHER_SOURCES!r}")
     return names
+
+
+def left_out(given: Any) -> tuple[Exclusion, ...]:
+    """Return what a file of exclusions names, or the exclusions that are given themselves.
+
+    Raises:
+        TypeError, ValueError: the file cannot be read, or holds none. The message names it and the field.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str | os.PathLike):
+        try:
+            return tuple(decode_exclusions(Path(given).read_bytes(), str(given)))
+        except OSError as error:
+            raise ValueError(f"exclude: {given}: cannot be read: {error.strerror}") from None
+        except PlanError as error:
+            raise ValueError(
+                f"exclude: {error}; such a file is written by `trainwarden incidents suspects --format plan`"
+            ) from None
+    if isinstance(given, Sequence) and all(isinstance(one, Exclusion) for one in given):
+        return tuple(given)
+    raise TypeError(f"exclude: {given!r} is no path of a file")
 
 
 def _close_look(given: Any) -> CloseLook | None:

@@ -43,11 +43,7 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
         return _data(found)
 
     async def command(request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                break
+        body = await _body(request)
         path, given = request.path_params, request.headers.get("authorization", "")
         if path["command"] not in get_args(Name):
             return _error(404, f"commands are {', '.join(get_args(Name))}")
@@ -59,6 +55,33 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
 
     def notices(request: Request) -> Response:
         return _data(store.rows("notice", request.query_params.get("run")))
+
+    def suspects(request: Request) -> Response:
+        query = request.query_params
+        if set(query) - {"run", "dataset", "all"} or query.get("all", "1") != "1":
+            return _error(400, "parameters are run, dataset and all=1 (also what is no longer suspect)")
+        found = store.rows("suspect", query.get("run"), None, _MOST) if "all" in query else commands.suspects()
+        named = {name: query[name] for name in ("run", "dataset") if name in query}
+        return _data([row for row in found if all(row.get(name) == value for name, value in named.items())])
+
+    async def forget(request: Request) -> Response:
+        try:
+            body, given = await _body(request), request.headers.get("authorization", "")
+            meant = await run_in_threadpool(commands.forget, given, body)
+        except Refused as refused:
+            return _error(refused.status, str(refused))
+        return JSONResponse({"status": "success", "data": {"taken": "forget", "meant": meant}}, status_code=202)
+
+    def report(request: Request) -> Response:
+        identity = request.path_params["identity"]
+        name = identity.removesuffix(".md")
+        found = store.row("incident", name)
+        if found is None:
+            return PlainTextResponse(f"no incident {name[:64]}\n", status_code=404)
+        if identity.endswith(".md"):
+            return PlainTextResponse(to_markdown(found), media_type="text/markdown")
+        told = incident_page(found, recorded_of(store.row("curves", name)), markdown=f"{name}.md")
+        return HTMLResponse(told, headers={"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"})
 
     def healthy(request: Request) -> Response:
         return PlainTextResponse("healthy\n")
@@ -72,7 +95,9 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
         return Response(body, media_type=kind)
 
     def landing(request: Request) -> Response:
-        return PlainTextResponse("trainwarden: /api/v1/incidents /api/v1/notices /metrics /-/healthy /-/ready\n")
+        return PlainTextResponse(
+            "trainwarden: /incidents/ID /api/v1/incidents /api/v1/notices /api/v1/suspects /metrics /-/healthy /-/ready\n"
+        )
 
     return Starlette(
         routes=[
@@ -84,12 +109,25 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
             Route("/-/healthy", healthy),
             Route("/-/ready", ready),
             Route("/metrics", page),
+            Route("/incidents/{identity}", report),
+            Route("/api/v1/suspects", suspects),
+            Route("/api/v1/suspects/forget", forget, methods=["POST"]),
         ],
     )
 
 
 def _data(data: object) -> Response:
     return JSONResponse({"status": "success", "data": data})
+
+async def _body(request: Request) -> bytes:
+    """Return the body; of one that is too large, so much that it shows."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            break
+    return body
+
 
 
 def _error(status: int, says: str) -> Response:

@@ -1,4 +1,4 @@
-"""What operators may tell the daemon over its API: acknowledge, approve or dismiss an incident.
+"""What operators may tell the daemon over its API: acknowledge, approve or dismiss an incident, have suspect samples forgotten.
 
 A command needs the bearer token of ``act_token_file``; without that file in the configuration none is taken. It is made
 durable before it is answered, and reaches the core on the one queue like everything else.
@@ -10,19 +10,21 @@ import hmac
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from trainwarden.rules.config import ConfigError, read_secret
 from trainwarden.rules.core.inputs import Command
 from trainwarden.rules.daemon.inbox import Inbox, Received
+from trainwarden.rules.exclusions import STANDING
 from trainwarden.rules.store import Store, StoreError
 
 #: Largest body of a command, in bytes: a comment fits, a flood does not.
 MOST_BYTES = 16 * 1024
 
 Name = Literal["acknowledge", "approve", "dismiss"]
+_Body = TypeVar("_Body")
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +33,18 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     author: str
     comment: str = ""
     plan_id: str | None = None
+
+
+class Forget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a command that lets go of suspect samples: all that ``which`` names, by ``id``, ``run`` or ``dataset``, or ``all``."""
+
+    author: str
+    which: dict[str, str]
+    comment: str = ""
+
+
+#: What ``which`` may name.
+WHICH = ("id", "run", "dataset", "all")
 
 
 class Refused(ValueError):
@@ -76,6 +90,37 @@ class Commands:
             plan_id=order.plan_id,
             comment=order.comment,
         )
+        self._pass_on(command)
+
+    def forget(self, authorization: str, body: bytes) -> int:
+        """Take the command to forget suspect samples, and return how many of those that stand are meant.
+
+        Raises:
+            Refused: as :meth:`take`; 404 where none is meant.
+        """
+        self._admit(authorization)
+        asked = _decoded(body, Forget)
+        if not asked.author.strip():
+            raise Refused(400, "body: author: say who you are")
+        if not asked.which or not set(asked.which) <= set(WHICH):
+            raise Refused(400, f"body: which: say which, by {', '.join(WHICH)}")
+        meant = [
+            row
+            for row in self.suspects()
+            if all(row.get(name) == asked.which[name] for name in asked.which if name != "all")
+        ]
+        if not meant:
+            raise Refused(404, f"no suspect samples with {', '.join(f'{n} {v}' for n, v in asked.which.items())}"[:200])
+        self._pass_on(
+            Command(name="forget", author=asked.author, time=self._clock(), comment=asked.comment, matchers=asked.which)
+        )
+        return len(meant)
+
+    def suspects(self) -> list[dict[str, Any]]:
+        """Return the rows of the samples that are still suspect."""
+        return [row for state in STANDING for row in self._store.rows("suspect", None, state)]
+
+    def _pass_on(self, command: Command) -> None:
         try:
             identity = self._store.receive(command, command.time)
         except StoreError as error:
@@ -94,13 +139,17 @@ class Commands:
             raise Refused(401, "the token is missing or wrong")
 
 
-def _order(name: Name, body: bytes) -> Order:
+def _decoded(body: bytes, kind: type[_Body]) -> _Body:
     if len(body) > MOST_BYTES:
         raise Refused(413, f"the body is larger than {MOST_BYTES} bytes")
     try:
-        order = msgspec.json.decode(body, type=Order)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(400, f"body: {error}") from None
+
+
+def _order(name: Name, body: bytes) -> Order:
+    order = _decoded(body, Order)
     if not order.author.strip():
         raise Refused(400, "body: author: say who you are")
     if name == "approve" and not order.plan_id:

@@ -47,7 +47,7 @@ class Drawn:
         self._orders: OrderedDict[int, Indices] = OrderedDict()
         self._held = Reserve(size, reserve_size(size, reserve, step), _SEED)
         refusals = Refusals()
-        excluded = excluded_rows(skips.exclude, dataset, shards, refusals)
+        excluded = excluded_rows(skips.exclude, dataset, shards, refusals, size)
         self._excluded = RangeSet([span for ranges in excluded.values() for span in ranges.ranges])
         self._skipped = {epoch: RangeSet(skips.in_epoch(epoch)) for epoch in skips.epochs()}
         gone = [

@@ -122,7 +122,7 @@ class MapStyleLoader:
             blueprint.order, rows, shards=shards, seed=seed, share=reserve, batch=share.batch_size * share.world
         )
         refusals = Refusals()
-        excluded = excluded_rows(skips.exclude, dataset, shards, refusals)
+        excluded = excluded_rows(skips.exclude, dataset, shards, refusals, rows)
         self._order = order
         self._batches = Batches(order, held_back, shards, skips, excluded, share)
         able = {"shift"}

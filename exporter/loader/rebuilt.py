@@ -169,5 +169,5 @@ def _rebuild(
         share=float(told["reserve"]),
         batch=share.batch_size * share.world,
     )
-    excluded = excluded_rows(skips.exclude, name, shards, Refusals())
+    excluded = excluded_rows(skips.exclude, name, shards, Refusals(), size)
     return shards, Batches(made, reserve, shards, skips, excluded, share)

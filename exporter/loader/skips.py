@@ -43,6 +43,11 @@ class Skips:
     def __bool__(self) -> bool:
         return bool(self.skips or self.exclude)
 
+    def beside(self, exclude: Iterable[Exclusion]) -> Skips:
+        """Return these with further data that is substituted for in every epoch: what the script itself leaves out."""
+        more = tuple(Excluded(what) for what in exclude)
+        return Skips(self.skips, self.exclude + more) if more else self
+
     def in_epoch(self, epoch: int, mode: SkipMode | None = None) -> Ranges:
         """Return the skipped positions of an epoch; those of one mode where ``mode`` says which."""
         chosen = (skip for skip in self.skips if skip.epoch == epoch and mode in (None, skip.mode))
@@ -66,17 +71,23 @@ class Refusals:
 
 
 def excluded_rows(
-    exclude: Iterable[Excluded], dataset: str | None, shards: Shards | None, refusals: Refusals
+    exclude: Iterable[Excluded], dataset: str | None, shards: Shards | None, refusals: Refusals, size: int = 0
 ) -> dict[SkipMode, RangeSet]:
     """Translate exclusions into rows of the data set, by mode.
 
-    An ``end`` beyond the shard's last row means the rest of the shard. What names another data set or an unknown shard
-    is added to ``refusals``.
+    An ``end`` beyond the shard's last row means the rest of the shard. Shard "" is the data set itself, of ``size`` rows, where it has no
+    shards. What names another data set or an unknown shard is added to ``refusals``.
     """
     rows: dict[SkipMode, Ranges] = {"substitute": [], "shift": []}
     for entry in exclude:
         what = entry.what
         named = f"{what.dataset}/{what.shard} rows [{what.first}, {what.end})"
+        if shards is None and size and not what.shard and what.dataset == dataset:
+            if not 0 <= what.first < min(what.end, size):
+                refusals.add("exclude", f"{named}: the data set has {size} rows")
+            else:
+                rows[entry.mode].append((what.first, min(what.end, size)))
+            continue
         if dataset is None or shards is None:
             missing = "name" if dataset is None else "shards"
             refusals.add("exclude", f"{named}: the loader was wrapped without the data set's {missing}")

@@ -1,4 +1,4 @@
-"""``trainwarden incidents list|show|ack|approve|dismiss``: what the running daemon found, and a word about it, through its API."""
+"""``trainwarden incidents list|show|ack|approve|dismiss|suspects``: what the running daemon found, and a word about it, through its API."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from trainwarden.rules.cli import suspects
 from trainwarden.rules.cli.output import console, fail, write
 
 app = typer.Typer(no_args_is_help=True, help="Look at the incidents of a running daemon, and answer for them.")
+app.add_typer(suspects.app, name="suspects")
 
 Url = Annotated[str, typer.Option("--url", envvar="TRAINWARDEN_URL", help="Address of the daemon's API.")]
 HERE = "http://127.0.0.1:17080"

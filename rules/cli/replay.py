@@ -39,6 +39,10 @@ def replay(
     map: Annotated[
         list[str] | None, typer.Option(help="SIGNAL=COLUMN, such as loss=train/loss; may be repeated.")
     ] = None,
+    suspects: Annotated[
+        Path | None,
+        typer.Option(help="Write what the runs remember of their data, for Exporter(exclude=…); see docs/suspects.md."),
+    ] = None,
     output: Annotated[Output, typer.Option(help="text, json or html (a page a run).")] = Output.text,
     to: Annotated[
         Path | None, typer.Option("-o", help="Write to this file; a folder for pages of several runs.")
@@ -55,10 +59,12 @@ def replay(
     from msgspec import structs
 
     from trainwarden.rules.cli.progress import reading
+    from trainwarden.rules.cli.suspects import write_exclusions
     from trainwarden.rules.collector import settle
     from trainwarden.rules.config import ConfigError, load_config, load_planned, load_policy
     from trainwarden.rules.core.planned import unmatched
     from trainwarden.rules.core.settings import Settings
+    from trainwarden.rules.core.sightings import Book, row
     from trainwarden.rules.replay.columns import MapError, parse_maps
     from trainwarden.rules.replay.driver import Replay
     from trainwarden.rules.replay.files import ReplayError
@@ -96,6 +102,7 @@ def replay(
             pack = read_packs(daemon.rules, daemon.path("."))
         with tempfile.TemporaryDirectory(prefix="trainwarden-replay-") as spool:
             reports = []
+            remembered: Book = {}  # one memory, in the order in which the runs are named
             recordings = find_recordings(
                 files, sys.stdin.buffer, Path(spool), format=format, maps=maps, problems=problems
             )
@@ -111,10 +118,12 @@ def replay(
                         if pages is not None:
                             lines = columns.watch(lines)
                         if journalled is None or daemon is None:
-                            reports.append(report(recording, Replay(settings, pack).run(lines), pack))
+                            reports.append(report(recording, Replay(settings, pack, remembered).run(lines), pack))
                         else:
                             its = structs.replace(settings, receiver=daemon.receiver is not None)
-                            letter = Letter(its, pack, of_run(journalled, recording.run_uid, recording.stream_names()))
+                            letter = Letter(
+                                its, pack, of_run(journalled, recording.run_uid, recording.stream_names()), remembered
+                            )
                             reports.append(report(recording, letter.run(lines), pack, paper=False))
                     except ReplayError as error:
                         problems.append(Problem(recording.source, str(error)))
@@ -125,6 +134,8 @@ def replay(
         fail(str(error))
     except PagesError as error:
         fail(str(error), 2 if error.usage else 1)
+    if suspects is not None:
+        write_exclusions([row(one) for one in remembered.values()], suspects)
     lost = lost_columns(recordings, maps)
     if lost:
         fail("\n".join(lost + [problem.says for problem in problems]))

@@ -244,7 +244,14 @@ class Ledger(msgspec.Struct, kw_only=True):
         return any(entry.for_attempt > attempt and step > entry.target_step for entry in self.entries)
 
 
-PlanLike: TypeAlias = "Plan | Applied | Ledger"
+class Exclusions(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of data that a run leaves out from its first step on. Any JSON object with ``exclude``, such as a plan, reads as one."""
+
+    exclude: list[Exclusion]
+    schema: int = 1
+
+
+PlanLike: TypeAlias = "Plan | Applied | Ledger | Exclusions"
 
 _encoder = msgspec.json.Encoder()
 
@@ -422,6 +429,23 @@ def _decode(data: bytes, kind: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+def decode_exclusions(data: bytes, where: str = "exclusions") -> list[Exclusion]:
+    """Decode a file of exclusions.
+
+    Raises:
+        PlanError: it is no JSON object with ``exclude``, of another major version, or a range is empty, reversed or out of bounds.
+    """
+    found: Exclusions = _decode(data, Exclusions, where)
+    if found.schema != 1:
+        raise PlanError(f"{where}: schema {found.schema} is not 1, the one this version reads")
+    for place, item in enumerate(found.exclude):
+        if not 0 <= item.first < item.end <= _LARGEST_POSITION:
+            raise PlanError(f"{where}: exclude[{place}]: [{item.first}, {item.end}) is no half-open range of rows")
+        if not item.dataset:
+            raise PlanError(f"{where}: exclude[{place}].dataset: name the data set")
+    return found.exclude
+
+
         raise PlanError(f"{where}: {error}") from None
 
 

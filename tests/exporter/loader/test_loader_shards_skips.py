@@ -63,3 +63,15 @@ def test_exclusions_that_cannot_be_found_are_refused_with_the_reason() -> None:
     nameless = Refusals()
     excluded_rows([exclusion("d", "a", 0, 1)], None, shards, nameless)
     assert "without the data set's name" in nameless.reasons["exclude"]
+
+
+def test_a_data_set_without_shards_is_excluded_from_by_its_own_rows() -> None:
+    refusals = Refusals()
+    rows = excluded_rows([exclusion("d", "", 3, 10**9)], "d", None, refusals, 20)
+    assert rows["substitute"].ranges == [(3, 20)]
+    assert not refusals.reasons
+    beyond = Refusals()
+    entries = [exclusion("d", "", 20, 21), exclusion("other", "", 0, 1), exclusion("d", "a", 0, 1)]
+    assert not excluded_rows(entries, "d", None, beyond, 20)["substitute"]
+    assert "the data set has 20 rows" in beyond.reasons["exclude"]
+    assert beyond.reasons["exclude"].count("without the data set's shards") == 2
