@@ -19,6 +19,7 @@ from .persistence import MENDED
 from .policy import Decision
 from .probed import Probed
 from .probing import Answered, answer
+from .reasoning import answered
 from .state import Alive, Incident, RuleSeen, Run
 from .turn import Turn
 
@@ -91,6 +92,8 @@ def _weigh(incident: Incident, found: Answered) -> None:
     cause = weigh(outweigh([*incident.findings, *told]), incident.onset)
     incident.cause, incident.confidence, incident.scores = cause.name, cause.confidence, cause.scores
     incident.findings = cause.findings
+    outcome = "not_possible" if found.answer == "unclear" else "found"
+    incident.reasoned = answered(incident.reasoned, "probe_answer", outcome, found.says, cause.explained)
     incident.cheapest_test = "" if found.weights else cause.cheapest_test
     if found.weights.get("data", 0.0) < 0:
         incident.suspect_samples = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from trainwarden.rules.core.facts import Facts, Finding
+from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 
 #: What is said where this line looked and found nothing.
 CLEAR = "No probe asked about this step."
@@ -19,15 +19,20 @@ CLEAR = "No probe asked about this step."
 NEAR = 3
 
 
-def find(facts: Facts) -> list[Finding]:
+def find(facts: Facts) -> Evidence:
     """Return what the newest probe about this step says for and against causes."""
+    if not facts.probed:
+        return NotPossible("no probe was made")
     near = max(NEAR * facts.trace.stride(), facts.uncertainty)
     for one in reversed(facts.probed):
-        if abs(one.onset - facts.onset) <= near and one.answer != "unclear":
-            return [
-                Finding(kind="probe", step=one.onset, cause=cause, weight=weight, says=one.says)
-                for cause, weight in one.weights.items()
-            ]
+        if abs(one.onset - facts.onset) > near:
+            continue
+        if one.answer == "unclear":
+            return NotPossible("the probe that asked about this step does not tell")
+        return [
+            Finding(kind="probe", step=one.onset, cause=cause, weight=weight, says=one.says)
+            for cause, weight in one.weights.items()
+        ]
     return []
 
 
