@@ -22,10 +22,11 @@ from .attribution import Cause
 from .delivery import request
 from .facts import Facts
 from .gates import Present
+from .grounds import Past
 from .incidents import close, open_incident, raise_severity
 from .inputs import Command, Receipt
 from .planning import Planned, Refusal, plan_rollback, plan_stop
-from .policy import SOFT, Decision, Past, Wanted, decide
+from .policy import SOFT, Decision, Wanted, decide
 from .probing import begun, plan_probe
 from .recovery import common
 from .state import Alive, Asked, GateAnswer, Incident, Requested, Run

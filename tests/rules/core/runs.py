@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ BATCH = 16
 SHARD_STEPS = 50
 BEGIN = 1_700_000_000.0
 Change = Callable[[int, dict[str, Any]], None]
+One = TypeVar("One")
 
 #: The rules of these tests: few, and independent of what the shipped pack becomes.
 RULES = """
@@ -307,9 +308,9 @@ def acting(pack: Pack | None = None, **settings: Any) -> Played:
     return core(pack, **{"mode": "act", "receiver": True, **settings})
 
 
-def only(incidents: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = incidents
-    return found
+def only(found: Iterable[One]) -> One:
+    (one,) = found
+    return one
 
 
 def plan_in(incident: dict[str, Any]) -> Plan:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.rules.core.made_up_facts import at, facts
 from trainwarden.rules.core.attribution import Cause
 from trainwarden.rules.core.facts import Facts, Finding
-from trainwarden.rules.core.policy import ACTIONS, OTHERWISE, POLICY, SOFT, Past, decide
+from trainwarden.rules.core.grounds import Past
+from trainwarden.rules.core.policy import ACTIONS, OTHERWISE, POLICY, SOFT, decide
 from trainwarden.rules.core.settings import Settings
 
 PAST = Past(rollbacks=0, rolled_back=False, steps_run=400)
