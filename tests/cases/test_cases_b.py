@@ -19,12 +19,39 @@ def test_b01_a_loss_rounded_to_bf16_is_said_to_be_so_and_alerts_nobody() -> None
     found = judge(rows(1, 400, make))
     assert found.incidents == []
     assert found.kinds == ["quantised_loss"]
+    assert "0.007812" in found.notices[0]["says"]
+
+
+#: The eleven values that the run logged.
+LOG_B01 = (1.6562, 1.6641, 1.6719, 1.6797, 1.6875, 1.6953, 1.7031, 1.7109, 1.7188, 1.7266, 1.7344)
 
 
 @case("B01")
-def test_b01_one_step_of_the_rounding_behind_sixty_equal_values_is_nothing() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_b01_the_values_that_were_logged_are_said_to_be_rounded_to_0_0078(seed: int) -> None:
+    found = judge(rows(1, 300, lambda step, chance: {"loss": LOG_B01[int(chance.integers(11))]}, seed=seed))
+    assert found.incidents == []
+    (notice,) = found.notices
+    assert (notice["kind"], notice["signal"]) == ("quantised_loss", "loss")
+    assert "0.0078" in notice["says"]
+
+
+@case("B01")
+@pytest.mark.parametrize(("level", "quantum"), [(1.6875, 0.0078), (2.5, 0.0156), (0.84375, 0.0039)])
+def test_b01_one_step_of_the_rounding_behind_sixty_equal_values_is_nothing(level: float, quantum: float) -> None:
+    log: list[tuple[int, Row]] = [(step, {"loss": level}) for step in range(1, 61)]
+    found = judge([*log, (61, {"loss": round(level + quantum, 4)})])
+    assert found.incidents == []
+    (notice,) = [one for one in found.notices if one["kind"] == "quantised_loss"]
+    assert notice["step"] == 61
+    assert f"{quantum:g}" in notice["says"]
+
+
+@case("B01")
+@pytest.mark.parametrize("second", [1.7, 2.1875, 1.69])
+def test_b01_another_value_behind_equal_ones_is_no_rounding(second: float) -> None:
     log: list[tuple[int, Row]] = [(step, {"loss": 1.6875}) for step in range(1, 61)]
-    assert judge([*log, (61, {"loss": 1.6953})]).incidents == []
+    assert "quantised_loss" not in judge([*log, (61, {"loss": second})]).kinds
 
 
 @case("B06")

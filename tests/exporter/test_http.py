@@ -15,6 +15,7 @@ import pytest
 import requests
 import torch
 
+from tests.cases.registry import case
 from tests.exporter.runs import events, make, watch
 from tests.real import wait_until
 from trainwarden.exporter import Exporter
@@ -268,6 +269,7 @@ def test_a_clean_exit_waits_no_longer_than_it_should_and_not_at_all_for_nobody(t
     assert time.monotonic() - began < 1.0
 
 
+@case("D07")
 def test_a_forked_child_does_not_hold_the_port_or_a_connection(tmp_path: Path) -> None:
     exporter, client = run_of(tmp_path, 1)
     assert exporter.port is not None
@@ -295,6 +297,7 @@ def test_a_forked_child_does_not_hold_the_port_or_a_connection(tmp_path: Path) -
     assert [event.kind for event in events(tmp_path)] == ["start", "exit"]
 
 
+@case("D07")
 def test_a_forked_loader_worker_outliving_the_trainer_does_not_hold_the_port(tmp_path: Path) -> None:
     exporter, client = run_of(tmp_path, 0)
     loader = torch.utils.data.DataLoader(range(64), batch_size=4, num_workers=2, multiprocessing_context="fork")  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.cases.registry import case
 from tests.exporter.gpt import GPT, batch, gpt, loss_on
 from tests.exporter.runs import Block, events, lines, loss_of, make, steps, watch
 from trainwarden.record import Step
@@ -147,6 +148,7 @@ def syncs_of(optimizer_options: dict[str, Any], scaled: bool, clip: bool, folder
     return spy.seen
 
 
+@case("D09")
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("clip", [True, False])

@@ -16,6 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cases.registry import case
 from tests.exporter.runs import make, train, watch
 from tests.real import free_port, need_program, wait_until
 from trainwarden.exporter import series as series_module
@@ -205,6 +206,7 @@ def every(seconds: float, until: Callable[[], bool], act: Callable[[], None]) ->
         time.sleep(seconds)
 
 
+@case("D12")
 def test_a_spike_of_one_step_is_seen_by_each_of_two_slow_scrapers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cases.registry import case
 from tests.rules.core.runs import (
     BATCH,
     BEGIN,
@@ -230,6 +231,7 @@ def test_an_attempt_that_read_other_samples_before_the_onset_is_a_mismatch() -> 
     assert "other samples" in says(only(played.incidents))
 
 
+@case("E07")
 def test_a_rollback_that_does_not_help_is_followed_by_one_further_back_and_then_by_a_person() -> None:
     played = broken()
     stays = shifted(401, 0.25)
