@@ -28,7 +28,7 @@ STAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "gradient and scale history": (
             *("gradient_lead", "moments", "moment_jump", "collapse", "loss_scale", "scale_trend", "slow_growth"),
-            *("router", "resume_nearby", "resume_state"),
+            *("weights_rewritten", "router", "resume_nearby", "resume_state"),
         ),
         "learning-rate trial": ("learning_rate", "lr_peak", "resume_rate"),
         "numeric checks": ("nonfinite", "close_look", "attention_logits", "underflow", "exit_code"),

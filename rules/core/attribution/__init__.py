@@ -56,6 +56,7 @@ from . import (
     shard_boundary,
     slow_growth,
     underflow,
+    weights_rewritten,
 )
 
 
@@ -96,6 +97,7 @@ LINES: tuple[Line, ...] = (
     moment_jump,
     collapse,
     slow_growth,
+    weights_rewritten,
     router,
     other_environment,
     resume_nearby,

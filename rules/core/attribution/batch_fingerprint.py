@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
+from trainwarden.rules.core.shards import begun
 from trainwarden.rules.core.trace import FINGERPRINT
 
 #: What is said where this line looked and found nothing.
@@ -16,6 +17,9 @@ CLEAR = "The batches since the onset look like those before it."
 
 #: Share of steps that meet something remembered up to which it means anything that this one did.
 BY_CHANCE = 0.25
+#: What batches that look as ever weigh, and what where it began with a shard and ended with it, or where a shard begins there that does
+#: so one time in a hundred: of targets that are wrong, or text that makes no sense, a fingerprint tells nothing.
+CLEAN, UNSEEN, RARELY = -0.5, -0.2, 0.01
 #: Steps around the onset at which the first dirty batch must lie to have started it.
 NEAR = 3
 
@@ -33,12 +37,13 @@ def find(facts: Facts) -> Evidence:
     if count == 0 and facts.whose.kind in ("loss", "gradient", "nonfinite") and 0 not in facts.whose.ranks:
         return NotPossible("the fingerprint is that of the first rank's batches, and another rank stood out")
     if count == 0:
+        shard = begun(facts)
         return [
             Finding(
                 kind="batch_fingerprint",
                 step=facts.onset,
                 cause="data",
-                weight=-0.5,
+                weight=UNSEEN if shard is not None and (shard.bounded or shard.chance <= RARELY) else CLEAN,
                 absent=True,
                 says="The batches since the onset look like those before it (repeats, distinct tokens, targets).",
             )

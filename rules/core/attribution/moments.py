@@ -1,7 +1,8 @@
 """The optimizer's own state: its step counter and its moments.
 
-A counter that went back means that the bias correction begins anew (case A05); a first moment that doubles while the second does
-not is the optimizer's doing, not the data's (case A10).
+A counter that went back means that the bias correction begins anew (case A05); a first moment that doubles before the loss rises, while
+the second does not, is the optimizer's doing, not the data's (case A10). Behind a jump of the loss, whatever made it, the first moment
+doubles as well: all gradients then point the same way.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def find(facts: Facts) -> Evidence:
     if not known.any() and not facts.usual.get("exp_avg"):
         return NotPossible("neither the optimizer's step counter nor its moments are recorded")
     first, second = facts.usual.get("exp_avg"), facts.usual.get("exp_avg_sq")
-    near = facts.trace.rows(facts.onset - NEAR * stride, facts.onset + NEAR * stride)
+    near = facts.trace.rows(facts.onset - NEAR * stride, min(facts.onset + NEAR * stride, _high(facts)))
     if first and second and first.median > 0 and second.median > 0:
         top = _top(facts.trace.column("exp_avg")[near]) / first.median
         other = _top(facts.trace.column("exp_avg_sq")[near]) / second.median
@@ -53,10 +54,15 @@ def find(facts: Facts) -> Evidence:
                     step=facts.onset,
                     cause="optimizer_state",
                     weight=0.4,
-                    says=f"The first moment grew {top:.2g} times around the onset, the second hardly ({other:.2g}).",
+                    says=f"The first moment grew {top:.2g} times before the loss rose, the second hardly ({other:.2g}).",
                 )
             )
     return found
+
+
+def _high(facts: Facts) -> int:
+    """Return the step of the first abnormal loss, one behind the last record where there is none."""
+    return int(facts.steps[int(np.argmax(facts.loss_high))]) if facts.loss_high.any() else facts.now + 1
 
 
 def _top(values: Floats) -> float:
