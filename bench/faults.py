@@ -25,6 +25,7 @@ import platform
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -37,7 +38,7 @@ from faulty.fault import SCALE
 from faulty.judge import POLICY, judge
 from faulty.kinds import KINDS
 from faulty.rows import figures, row_of, spread, treated_row
-from faulty.runs import Ended, RunError, lay_out, run
+from faulty.runs import RunError, lay_out, run
 
 #: Clean runs a seed that tell the spread of the held-out loss: the reference, and others in another order.
 SPREAD = 3
@@ -67,17 +68,21 @@ class Bench:
     def _reference(self, one: tuple[str, int]) -> tuple[tuple[str, int], dict[str, Any]]:
         kind, seed = one
         folder = self.options.cache / f"seed-{seed}" / kind
+        return one, self._trained(kind, seed, folder, again=False)
+
+    def _trained(self, kind: str, seed: int, folder: Path, *, again: bool) -> dict[str, Any]:
+        """Return how a run ended, made now, or where not ``again`` by an earlier call with the same program."""
         known = folder / "ended.json"
-        key = {"code": _code(), "torch": torch.__version__}
-        if known.exists():
+        key = {"code": _code(kind), "torch": torch.__version__}
+        if known.exists() and not again:
             found: dict[str, Any] = json.loads(known.read_text())
             if found["key"] == key:
-                return one, found
+                return found
         job = lay_out(kind, seed, folder)
         ended = run(job)
-        found = {**_plain(ended), "values": job.values, "key": key}
+        found = {"loss": ended.loss, "hung": ended.hung, "seconds": ended.seconds, "values": job.values, "key": key}
         known.write_text(json.dumps(found))
-        return one, found
+        return found
 
     def watch(self, one: tuple[str, int], references: dict[tuple[str, int], dict[str, Any]]) -> None:
         """Make one run and judge its records."""
@@ -86,12 +91,11 @@ class Bench:
         folder = self.options.cache / f"seed-{seed}" / kind
         if of.healthy:
             ended = references[one]
-            values, clean = ended["values"], ended["loss"]
+            clean = ended["loss"]
         else:
-            job = lay_out(kind, seed, folder)
-            ended, values = _plain(run(job)), job.values
+            ended = self._trained(kind, seed, folder, again=not self.options.recorded)
             clean = references[of.reference, seed]["loss"]
-        self.rows.append(row_of(kind, seed, values, ended, clean, judge(folder / "runs" / kind)))
+        self.rows.append(row_of(kind, seed, ended["values"], ended, clean, judge(folder / "runs" / kind)))
         self._tell(self.rows[-1])
         self._tidy(folder)
 
@@ -192,16 +196,12 @@ class Bench:
         draft.replace(path)
 
 
-def _plain(ended: Ended) -> dict[str, Any]:
-    return {"loss": ended.loss, "hung": ended.hung, "seconds": ended.seconds}
-
-
-def _code() -> int:
-    """Return what tells whether a reference was made by the same training program."""
-    files = sorted((Path(__file__).parent / "faulty").glob("*.py"))
-    import zlib
-
-    return zlib.crc32(b"".join(path.read_bytes() for path in files if path.name in ("train.py", "texts.py", "fault.py", "healthy.py")))  # fmt: skip
+def _code(kind: str) -> int:
+    """Return what tells whether a run was made by the same program: that of training, and the kind's own file."""
+    own = Path(sys.modules[KINDS[kind].__module__].__file__ or "")
+    folder = Path(__file__).parent / "faulty"
+    files = [folder / name for name in ("train.py", "texts.py", "fault.py")] + [own]
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 
 def main() -> int:
@@ -217,6 +217,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="runs at once, one thread each (2)")
     parser.add_argument(
         "--no-act", dest="act", action="store_false", help="leave out the runs with daemon and receiver"
+    )
+    parser.add_argument(
+        "--recorded", action="store_true", help="judge runs again that were made before, and train the others"
     )
     parser.add_argument("--keep", action="store_true", help="keep checkpoints")
     options = parser.parse_args()

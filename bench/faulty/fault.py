@@ -17,7 +17,7 @@ from .texts import Rows
 
 #: A GPT of 84,000 parameters; some ten seconds of one core.
 SCALE = Scale(
-    steps=400, batch_size=8, context=64, width=48, layers=2, lr=3e-3, warmup_steps=40, reserve=0.15,
+    steps=400, batch_size=16, context=64, width=48, layers=2, lr=2e-3, warmup_steps=40, reserve=0.15,
     checkpoint_every=40, keep_checkpoints=20
 )  # fmt: skip
 #: Steps between two evaluations.
@@ -103,6 +103,10 @@ class Fault:
 
     def wraps(self) -> bool:
         """Say whether the loader is handed to the exporter."""
+        return True
+
+    def spreads(self) -> bool:
+        """Say whether several ranks share out the samples."""
         return True
 
     def batch(self, training: Training, step: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from trainwarden.rules.rulefiles import read_packs
 #: would be over before they have waited for their windows. The rules are the default pack as it is.
 POLICY: dict[str, Any] = {
     "mode": "act",
-    "warmup_steps": 30,
     "heal_steps": 30,
     "level_steps": 60,
     "persist_steps": 40,

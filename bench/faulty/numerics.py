@@ -46,7 +46,7 @@ class AttentionGrowth(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw from where and how fast."""
-        return {"first": int(chance.integers(225, 261)), "growth": float(chance.uniform(0.03, 0.06))}
+        return {"first": int(chance.integers(225, 261)), "growth": float(chance.uniform(0.05, 0.1))}
 
     def updated(self, training: Training, step: int) -> None:
         """Let them grow."""
@@ -58,7 +58,7 @@ class AttentionGrowth(Fault):
 
 
 class WeightGrowth(Fault):
-    """Weight decay with its sign lost: all matrices grow by a percent or two a step."""
+    """Weight decay with its sign lost: all matrices grow by some percent a step."""
 
     name = "weight_norm"
     says = "weights that grow step by step"
@@ -67,7 +67,7 @@ class WeightGrowth(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw from where and how fast."""
-        return {"first": int(chance.integers(225, 261)), "growth": float(chance.uniform(0.01, 0.03))}
+        return {"first": int(chance.integers(225, 261)), "growth": float(chance.uniform(0.03, 0.05))}
 
     def updated(self, training: Training, step: int) -> None:
         """Let them grow."""

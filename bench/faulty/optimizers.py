@@ -67,7 +67,7 @@ class EvaluationCorrupts(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw from which evaluation on, and to how many levels a weight is rounded."""
-        return {"first": EVALUATE_EVERY * int(chance.integers(3, 5)) + 1, "levels": int(chance.integers(2, 4))}
+        return {"first": EVALUATE_EVERY * int(chance.integers(3, 5)) + 1, "levels": int(chance.integers(1, 3))}
 
     def evaluated(self, training: Training) -> None:
         """Round the matrices of all blocks."""

@@ -57,8 +57,8 @@ class DuplicateShards(_Ranks):
         """Draw nothing: it is so from the first step on."""
         return {"first": 1}
 
-    def wraps(self) -> bool:
-        """Leave the loader as it is: wrapped, it would know its rank."""
+    def spreads(self) -> bool:
+        """Leave out the sampler that shares them out."""
         return False
 
 

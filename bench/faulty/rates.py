@@ -23,7 +23,7 @@ class TooHigh(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw how many times, and how long the warm-up is. ``first`` is the step at which the usual peak is passed."""
-        times, warm_up = float(chance.uniform(8, 16)), int(chance.integers(180, 240))
+        times, warm_up = float(chance.uniform(30, 60)), int(chance.integers(200, 261))
         return {"first": round(warm_up / times), "times": times, "warm_up": warm_up}
 
     def scale(self, scale: Scale) -> Scale:
@@ -41,7 +41,7 @@ class ShortWarmUp(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw how many steps and how bold."""
-        return {"first": 1, "times": float(chance.uniform(8, 16)), "warm_up": int(chance.integers(4, 13))}
+        return {"first": 1, "times": float(chance.uniform(20, 40)), "warm_up": int(chance.integers(4, 13))}
 
     def scale(self, scale: Scale) -> Scale:
         """Return a run with that warm-up."""
@@ -58,7 +58,7 @@ class Jump(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw where and how many times."""
-        return {"first": int(chance.integers(225, 286)), "times": float(chance.uniform(8, 20))}
+        return {"first": int(chance.integers(225, 286)), "times": float(chance.uniform(25, 60))}
 
     def rate(self, done: int, scale: Scale) -> float:
         """Return the jumped rate."""

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset
 
 from trainwarden.demo.model import GPT
 from trainwarden.exporter import Exporter
@@ -96,11 +96,13 @@ def _made(job: Job, fault: Fault, rank: int, world: int) -> Training:
     rows: Any = text
     if "epoch" in job.values:
         rows, shards = Subset(text, range(job.values["epoch"] * scale.batch_size)), None
-    chance = torch.Generator().manual_seed(job.seed)
     wraps = fault.wraps()
-    loader = DataLoader(
-        rows, batch_size=scale.batch_size // world, drop_last=True, shuffle=not wraps, generator=None if wraps else chance
-    )  # fmt: skip
+    sampler: Any = None
+    if not wraps:
+        sampler = RandomSampler(rows, generator=torch.Generator().manual_seed(job.seed))
+    elif world > 1 and fault.spreads():
+        sampler = DistributedSampler(rows, drop_last=True)
+    loader = DataLoader(rows, batch_size=scale.batch_size // world, drop_last=True, sampler=sampler)
     training.loader = loader
     if wraps:
         training.loader = exporter.wrap(
