@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from .facts import Facts
@@ -44,7 +44,7 @@ class Numbers(Struct, frozen=True):
     loss_scale: float | None = None
     precision: str | None = None
     samples: tuple[tuple[int, int], ...] = ()
-    unusual: dict[str, tuple[float, float]] = {}
+    unusual: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def numbers(before: Numbers, facts: Facts) -> Numbers:

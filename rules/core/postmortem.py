@@ -27,7 +27,9 @@ SMALLEST: Mapping[str, str] = MappingProxyType(
     }
 )
 #: What to do where no cause is named (case F04).
-UNCLEAR = "Go back 10 to 100 steps before the onset and pass it with other data or a lower rate; watch the gradient norm."
+UNCLEAR = (
+    "Go back 10 to 100 steps before the onset and pass it with other data or a lower rate; watch the gradient norm."
+)
 
 
 def post_mortem(incident: Incident) -> dict[str, Any]:
@@ -40,7 +42,12 @@ def post_mortem(incident: Incident) -> dict[str, Any]:
         "epoch": incident.suspect_epoch if incident.suspect_samples else None,
         "last_good": None if good is None else {"attempt": good.attempt, "step": good.step, "path": good.path},
         "hypotheses": [
-            {"cause": cause, "score": score, "because": _because(incident, cause, 1), "against": _because(incident, cause, -1)}
+            {
+                "cause": cause,
+                "score": score,
+                "because": _because(incident, cause, 1),
+                "against": _because(incident, cause, -1),
+            }
             for cause, score in ranked
         ],
         "test": incident.cheapest_test or None,
@@ -66,6 +73,11 @@ def _smallest(incident: Incident) -> str | None:
 
 def _verified(incident: Incident) -> str | None:
     """Return what the attempt under the plan showed, None where there was none or it has not come to an end."""
-    if incident.verification is None or incident.state not in ("recovered", "not_recovered", "inconclusive", "escalated"):
+    if incident.verification is None or incident.state not in (
+        "recovered",
+        "not_recovered",
+        "inconclusive",
+        "escalated",
+    ):
         return None
     return f"{incident.state}: {incident.timeline[-1].says}" if incident.timeline else incident.state

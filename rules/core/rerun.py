@@ -19,7 +19,11 @@ KIND = "rerun"
 #: Exit codes: start again to tell a passing fault from a lasting one, and a result that did not stand the test.
 DISAMBIGUATE, FAILED = 16, 17
 #: Parts of an exit's reason that mean the same where it has another code.
-WORDS: tuple[tuple[str, int], ...] = (("disambiguate", DISAMBIGUATE), ("transient", FAILED), ("result_validation", FAILED))
+WORDS: tuple[tuple[str, int], ...] = (
+    ("disambiguate", DISAMBIGUATE),
+    ("transient", FAILED),
+    ("result_validation", FAILED),
+)
 
 
 def heard(alive: Alive, event: Event) -> None:
