@@ -15,11 +15,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from trainwarden.rules.commands import MOST_BYTES, Commands, Name, Refused
 from trainwarden.rules.metrics import Metrics
+from trainwarden.rules.report.kept import recorded_of
+from trainwarden.rules.report.markdown import to_markdown
+from trainwarden.rules.report.page import incident_page
 from trainwarden.rules.store import Store
 
 _MOST = 10_000
@@ -53,9 +56,6 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
             return _error(refused.status, str(refused))
         return JSONResponse({"status": "success", "data": {"taken": path["command"]}}, status_code=202)
 
-    def notices(request: Request) -> Response:
-        return _data(store.rows("notice", request.query_params.get("run")))
-
     def suspects(request: Request) -> Response:
         query = request.query_params
         if set(query) - {"run", "dataset", "all"} or query.get("all", "1") != "1":
@@ -83,6 +83,9 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
         told = incident_page(found, recorded_of(store.row("curves", name)), markdown=f"{name}.md")
         return HTMLResponse(told, headers={"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"})
 
+    def notices(request: Request) -> Response:
+        return _data(store.rows("notice", request.query_params.get("run")))
+
     def healthy(request: Request) -> Response:
         return PlainTextResponse("healthy\n")
 
@@ -106,18 +109,15 @@ def make_app(store: Store, metrics: Metrics, unready: Callable[[], str], command
             Route("/api/v1/incidents/{identity}", incident),
             Route("/api/v1/incidents/{identity}/{command}", command, methods=["POST"]),
             Route("/api/v1/notices", notices),
-            Route("/-/healthy", healthy),
-            Route("/-/ready", ready),
-            Route("/metrics", page),
             Route("/incidents/{identity}", report),
             Route("/api/v1/suspects", suspects),
             Route("/api/v1/suspects/forget", forget, methods=["POST"]),
+            Route("/-/healthy", healthy),
+            Route("/-/ready", ready),
+            Route("/metrics", page),
         ],
     )
 
-
-def _data(data: object) -> Response:
-    return JSONResponse({"status": "success", "data": data})
 
 async def _body(request: Request) -> bytes:
     """Return the body; of one that is too large, so much that it shows."""
@@ -128,6 +128,9 @@ async def _body(request: Request) -> bytes:
             break
     return body
 
+
+def _data(data: object) -> Response:
+    return JSONResponse({"status": "success", "data": data})
 
 
 def _error(status: int, says: str) -> Response:

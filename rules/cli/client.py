@@ -31,6 +31,27 @@ def tell(url: str, path: str, token: str, body: dict[str, Any]) -> Any:
     return _exchange(url, "POST", path, json=body, headers={"Authorization": f"Bearer {token}"})
 
 
+def page(url: str, path: str) -> bytes:
+    """Return a page of the daemon at ``url`` as it is.
+
+    Raises:
+        ApiError: it cannot be reached, or has no such page.
+    """
+    session = requests.Session()
+    session.trust_env = False
+    try:
+        response = session.get(f"{url.rstrip('/')}{path}", timeout=_TIMEOUT, allow_redirects=False)
+    except requests.RequestException as error:
+        raise ApiError(
+            f"{url}: no answer ({type(error).__name__}); is the daemon running, and is --url right?"
+        ) from None
+    finally:
+        session.close()
+    if response.status_code != 200:
+        raise ApiError(f"{url}: {response.text.strip()[:200] or f'HTTP {response.status_code}'}")
+    return response.content
+
+
 def _exchange(url: str, method: str, path: str, **request: Any) -> Any:
     session = requests.Session()
     session.trust_env = False

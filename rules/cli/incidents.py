@@ -64,11 +64,17 @@ def list_incidents(
 def show_incident(
     identity: Identity,
     output: Annotated[Output, typer.Option(help="text or json.")] = Output.text,
+    to: Annotated[
+        Path | None, typer.Option("-o", help="Write its report to this file: a page (.html) or Markdown (.md).")
+    ] = None,
     url: Url = HERE,
 ) -> None:
     """Show one incident with its evidence, plan and timeline."""
     from urllib.parse import quote
 
+    if to is not None:
+        _write_report(url, identity, to)
+        return
     row = _ask(url, f"/api/v1/incidents/{quote(identity, safe='')}", None)
     if output is Output.json:
         _write_json(row)
@@ -105,6 +111,20 @@ def dismiss_incident(
 ) -> None:
     """Close an incident without action."""
     _tell(url, identity, "dismiss", token_file, author, comment, None)
+
+
+def _write_report(url: str, identity: str, to: Path) -> None:
+    from urllib.parse import quote
+
+    from trainwarden.rules.cli.client import ApiError, page
+
+    ends = {".html": "", ".md": ".md"}
+    if to.suffix not in ends:
+        raise typer.BadParameter(f"-o {to}: a report is a page (.html) or Markdown (.md)")
+    try:
+        write(page(url, f"/incidents/{quote(identity, safe='')}{ends[to.suffix]}"), to)
+    except ApiError as error:
+        fail(str(error))
 
 
 def _tell(url: str, identity: str, name: str, token_file: Path, author: str, comment: str, plan: str | None) -> None:

@@ -22,6 +22,7 @@ class Output(StrEnum):
     text = "text"
     json = "json"
     html = "html"
+    markdown = "markdown"
 
 
 @app.command()
@@ -43,7 +44,9 @@ def replay(
         Path | None,
         typer.Option(help="Write what the runs remember of their data, for Exporter(exclude=…); see docs/suspects.md."),
     ] = None,
-    output: Annotated[Output, typer.Option(help="text, json or html (a page a run).")] = Output.text,
+    output: Annotated[
+        Output, typer.Option(help="text, json, html (a page a run) or markdown (a report an incident).")
+    ] = Output.text,
     to: Annotated[
         Path | None, typer.Option("-o", help="Write to this file; a folder for pages of several runs.")
     ] = None,
@@ -73,6 +76,7 @@ def replay(
     from trainwarden.rules.replay.recordings import JOURNAL, Problem, find_recordings, lost_columns, merged
     from trainwarden.rules.replay.report import report, to_json
     from trainwarden.rules.report.files import Pages, PagesError
+    from trainwarden.rules.report.markdown import reports_of
     from trainwarden.rules.report.recorded import Recorded
     from trainwarden.rules.report.terminal import to_text
     from trainwarden.rules.rulefiles import RuleFileError, read_packs
@@ -144,6 +148,8 @@ def replay(
             write_pages(pages)
     elif output is Output.json:
         write(to_json(reports), to)
+    elif output is Output.markdown:
+        write(reports_of(reports).encode(), to)
     else:
         to_text(reports, console(to))
     if problems:

@@ -22,6 +22,7 @@ from trainwarden.rules.core.settings import Settings
 
 from . import scale, words
 from .curve import Picture
+from .dossier import dossier
 from .marks import announced
 from .panels import Gallery
 from .recorded import Recorded
@@ -38,7 +39,7 @@ _CONTROLS = dict.fromkeys(
 #: What the page asks of a row, a plan and an item; a result of another version may lack some.
 _ROW = (
     *("severity", "verdict", "state", "action", "held_by", "cause", "scope", "alerts", "rules", "evidence", "timeline"),
-    "plan",
+    *("plan", "run", "id"),
     *("summary", "cheapest_test", "suspect_samples", "suspect_epoch", "attempt", "start_id"),
     *("onset_step", "opened_step", "confirmed_step", "closed_step"),
 )
@@ -112,7 +113,7 @@ def _alerts(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _environment() -> Environment:
-    names = ("base.html", "run.html", "index.html", "macros.html")
+    names = ("base.html", "run.html", "incident.html", "index.html", "macros.html", "parts.html")
     environment = Environment(
         loader=DictLoader({name: _text_of(name) for name in names}),
         autoescape=True,
@@ -166,6 +167,7 @@ def run_page(
             report=report,
             overview=gallery.overview(),
             closeups=closeups,
+            dossiers=[dossier(row) for _, row, _ in closeups],
             signals=gallery.signals(),
             constant=gallery.constant(),
             changes=changes,
@@ -175,6 +177,29 @@ def run_page(
         )
     )
     return page.translate(_CONTROLS), gallery.sketch()
+
+
+def incident_page(
+    row: dict[str, Any], curves: Recorded, *, markdown: str | None = None, reads: Reads | None = None
+) -> str:
+    """Return the report of one incident: ``curves`` are the records around it, ``markdown`` is where the same lies as Markdown."""
+    report = _complete({"incidents": [row]})
+    (whole_row,) = report["incidents"]
+    gallery = Gallery(report, curves, reads=reads)
+    panels = gallery.closeup(whole_row, 1)
+    page = (
+        _environment()
+        .get_template("incident.html")
+        .render(
+            title=f"{words.title(whole_row)} in {whole_row.get('run') or 'run'}",
+            row=whole_row,
+            d=dossier(whole_row),
+            panels=panels,
+            more=gallery.around(whole_row, 1, panels),
+            markdown=markdown,
+        )
+    )
+    return page.translate(_CONTROLS)
 
 
 def index_page(entries: Sequence[Entry]) -> str:

@@ -22,6 +22,8 @@ from .usual import usual
 MOST_LINES = 7
 #: A close-up shows at least this many records before the onset and at most ``MOST_BEFORE``.
 LEAST_AROUND, MOST_BEFORE, MOST_AFTER = 40, 200, 600
+#: Small pictures around one incident.
+MOST_AROUND = 24
 #: Share of a run's steps at its beginning in which the loss falls from where it started.
 WARMING = 0.05
 
@@ -112,10 +114,7 @@ class Gallery:
     def closeup(self, row: dict[str, Any], number: int) -> list[Panel]:
         """Return the loss around an incident, and below it the signals that moved with it."""
         onset = row.get("onset_step")
-        own = next((kept for kept in self.starts if kept.start.start_id == row.get("start_id")), None)
-        if own is None:
-            attempts = [kept for kept in self.starts if kept.start.attempt == row.get("attempt")]
-            own = attempts[-1] if attempts else None
+        own = self._own(row)
         if own is None or onset is None:
             return []
         others = [kept for kept in self.starts if kept is not own]
@@ -151,6 +150,36 @@ class Gallery:
             )
             panels.append(_panel(_name(key), picture))
         return panels
+
+    def around(self, row: dict[str, Any], number: int, shown: Sequence[Panel]) -> list[Panel]:
+        """Return one small picture for each other signal around an incident that changed there, with other attempts behind it."""
+        own = self._own(row)
+        if own is None or row.get("onset_step") is None:
+            return []
+        others = [kept for kept in self.starts if kept is not own]
+        first, last = _window(row, own, self.starts[: self.starts.index(own)])
+        seen = marks.bare([*self.planned, *marks.of_events(self.starts), *marks.of_life(row)])
+        names = [panel.name for panel in shown]
+        panels = []
+        for key in sorted(own.tracks, key=lambda key: _place(_heading(key))):
+            lines = _around(key, own, others, first, last)
+            if _name(key) in names or not lines or _constant(lines) is not None:
+                continue
+            says = f"{_name(key)} around step {row['onset_step']}, incident {number}"
+            panels.append(
+                _panel(
+                    _name(key), draw(lines, first, last, says=says, height=84, marks=seen, values=True, stepped=False)
+                )
+            )
+        return panels[:MOST_AROUND]
+
+    def _own(self, row: dict[str, Any]) -> StartColumns | None:
+        """Return the start that an incident is of; None where it left no record."""
+        own = next((kept for kept in self.starts if kept.start.start_id == row.get("start_id")), None)
+        if own is None:
+            attempts = [kept for kept in self.starts if kept.start.attempt == row.get("attempt")]
+            own = attempts[-1] if attempts else None
+        return own
 
     def sketch(self) -> Picture | None:
         """Return the loss alone, small, for a list of runs."""

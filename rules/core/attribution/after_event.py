@@ -27,6 +27,8 @@ def find(facts: Facts) -> Evidence:
     best: tuple[int, str] | None = None
     for kind in PHASES:
         interval = facts.events.interval(kind)
+        if kind == "checkpoint" and here.get(kind) == facts.resumed_from:
+            continue  # what it was loaded from was saved by another process
         if kind not in here or (interval is not None and interval < RARE * BEHIND * stride):
             continue
         times = 1 + len(_earlier(facts, kind, here[kind], stride))

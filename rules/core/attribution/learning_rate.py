@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwarden.rules.core.block import Floats
 from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 from trainwarden.rules.core.warmup import at_peak
 
 #: What is said where this line looked and found nothing.
-CLEAR = "The learning rate did not jump at the onset."
+CLEAR = "The learning rate did not rise at the onset."
 
 #: Steps before the onset within which a jump may have caused it.
 NEAR = 20
@@ -57,6 +58,8 @@ def find(facts: Facts) -> Evidence:
                 says="The learning rate was still rising and at its highest: the end of a warm-up.",
             )
         ]
+    if _moved(facts, rates):
+        return []  # another line says what of it: it is no steady rate
     return [
         Finding(
             kind="learning_rate",
@@ -67,3 +70,11 @@ def find(facts: Facts) -> Evidence:
             says="The learning rate did not jump at the onset.",
         )
     ]
+
+
+def _moved(facts: Facts, rates: Floats) -> bool:
+    """Say whether the rate fell at the onset, or is not what it was before the resume."""
+    before = facts.at_resume("lr")
+    if float(np.min(rates[1:] / rates[:-1])) < 1 / JUMP:
+        return True
+    return before is not None and before > 0 and not 1 / JUMP < float(rates[0]) / before < JUMP
