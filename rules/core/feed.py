@@ -14,8 +14,22 @@ import numpy as np
 from trainwarden.record import Event, purpose_of
 from trainwarden.rules.core.counted import counted
 
-from . import acting, aftermath, broken, damaged, devices, devices_told, environment, failing, looked, machines
-from . import meetings, probing, progress, standstill
+from . import (
+    acting,
+    aftermath,
+    broken,
+    damaged,
+    devices,
+    devices_told,
+    environment,
+    failing,
+    looked,
+    machines,
+    meetings,
+    probing,
+    progress,
+    standstill,
+)
 from .curves import keep_curves
 from .delivery import announce
 from .effects import Effect, Save

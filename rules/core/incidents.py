@@ -13,10 +13,9 @@ from trainwarden.rules.core.counted import counted
 from . import broken, damaged, devices, looked
 from .attribution import Cause, attribute
 from .baseline import Baseline
-from .delivery import pin, quarantine, rank
+from .delivery import rank
 from .events import begun
 from .facts import Earlier, Facts, before_onset, dirty_rows, high_gradient, high_loss
-from .gates import silenced
 from .healing import high_now, level
 from .makeup import moved
 from .meetings import near as met_near
@@ -30,7 +29,6 @@ from .scope import in_words, tell, whose_of
 from .seeing import Change
 from .state import Alive, Incident, IncidentState, RuleSeen, Run
 from .suspects import suspects
-from .targets import choose
 from .trend import Trend
 from .turn import Turn, digest
 from .verdict import LEVEL_CLAIMS, STANDING, held_back, lasting, shape
@@ -269,7 +267,7 @@ def facts_of(incident: Incident, alive: Alive, run: Run) -> Facts:
         dirty=dirty_rows(trace, rows, usual),
         first_step=alive.first_step,
         resumed_from=alive.resumed_from,
-        beta2=_beta2(alive),
+        beta2=beta2_of(alive),
         earlier=_earlier(run, incident),
         rules=tuple(incident.rules),
         blamed=tuple((name, seen.cause, seen.since, seen.value) for name, seen in incident.rules.items() if seen.cause),
@@ -306,7 +304,8 @@ def _periodic(incident: Incident) -> tuple[int, float] | None:
     return None
 
 
-def _beta2(alive: Alive) -> float | None:
+def beta2_of(alive: Alive) -> float | None:
+    """Return the decay rate of the second moment that the newest record tells, else the start event."""
     values = alive.trace.column("beta2")
     known = values[(values >= 0) & (values < 1)]
     return float(known[-1]) if len(known) else alive.beta2
@@ -423,54 +422,6 @@ def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:
     if rank(severity) > rank(incident.severity):
         incident.severity = severity
         turn.touch(incident)
-
-
-def keep_target(turn: Turn, run: Run, incident: Incident, time: float) -> None:
-    """Note the last good checkpoint, and ask the receiver to keep what a rollback may need, when an incident is more than information.
-
-    At its opening the cause is not known: the newest one before the onset is kept, and the newest that is older by one memory of the second
-    moment. Later the target of a plan is, if it is neither: it may wait for long.
-    """
-    if incident.last_good is None and rank(incident.severity):
-        chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
-        incident.last_good = None if chosen is None else chosen.target
-    if not turn.settings.receiver or rank(incident.severity) == 0:
-        return
-    wanted = [] if incident.plan is None or incident.plan.target is None else [incident.plan.target]
-    if not incident.kept:
-        incident.kept = True
-        beta2 = None if run.alive is None else _beta2(run.alive)
-        for cause, memory in (("data", None), ("optimizer_state", beta2)):
-            chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, cause, memory)
-            if chosen is not None:
-                wanted.append(chosen.target)
-    for target in wanted:
-        if target.path not in incident.pinned:
-            incident.pinned.append(target.path)
-            turn.effects.append(pin(incident, target, turn.settings, time))
-
-
-def keep_damage(turn: Turn, run: Run, alive: Alive, incident: Incident, time: float) -> None:
-    """Ask once for a copy of the damaged state, of a confirmed incident in a run that may be asked for anything.
-
-    A run that stands still reaches no step at which it could save.
-    """
-    settings = turn.settings
-    if incident.evidence_id is not None or not (settings.quarantine and settings.receiver):
-        return
-    if incident.confirmed_step is None or incident.stood is not None or rank(incident.severity) == 0:
-        return
-    if incident.state == "recovered" or silenced(incident, turn.memory.silences, time):
-        return
-    if not all(seen.authenticated and seen.may_act for seen in alive.sources.values()):
-        return
-    asked = [one for one in run.incidents.values() if one.evidence_id is not None]
-    before = sum(one.attempt == incident.attempt for one in asked)
-    chosen = choose(run.checkpoints, run.executed, incident.onset, incident.uncertainty, "data", None)
-    last_good = None if chosen is None else chosen.target
-    effect = quarantine(incident, last_good, before, settings, time)
-    incident.evidence_id, incident.evidence_until = effect.key, effect.created + settings.quarantine_seconds
-    turn.effects.append(effect)
 
 
 def heal(turn: Turn, incident: Incident, facts: Facts, time: float) -> bool:

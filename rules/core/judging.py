@@ -24,8 +24,6 @@ from .incidents import (
     facts_of,
     fired,
     heal,
-    keep_damage,
-    keep_target,
     open_incident,
     raise_severity,
     resolved,
@@ -33,6 +31,7 @@ from .incidents import (
 from .instrument import VARYING, look, look_at_all
 from .instrument_scale import COMPARED, ENOUGH, SOONEST, coarse, rescaled, rounded
 from .instrument_screen import screen
+from .keeping import keep_damage, keep_target
 from .lineage import announced, doubt, restored, with_parent
 from .makeup import look as look_at_batches
 from .meetings import look as look_for_suspects
@@ -52,7 +51,6 @@ from .state import Alive, Incident, Rules, RuleSeen, Run
 from .stream import Released
 from .turn import Turn
 from .verdict import PERSISTENT, RECURRING, held_back, mostly_high, persisted
-
 
 #: The mark of a start of whose loss it was said that it is rounded.
 ROUNDED = "quantised_loss"

@@ -32,8 +32,8 @@ from .looked import Looked
 from .lowered import Lowered
 from .machines import Machines
 from .makeup import Makeup
-from .ordering import Orders
 from .onset_numbers import Numbers
+from .ordering import Orders
 from .planned import Announced
 from .probed import Probed
 from .progress import Progress
