@@ -1,18 +1,23 @@
 """A rule says itself what it speaks for, by its label ``cause``: an invariant that only one thing can break.
 
 Ids beyond the vocabulary are the data's (case A41), a balance loss below its floor the model's (case A26). A rule may be wrong,
-so it decides nothing alone against better evidence.
+so it decides nothing alone against better evidence. What grows in the model is a cause where it grew before the loss rose; behind a risen
+loss weights, activations and logits grow whatever made it rise.
 """
 
 from __future__ import annotations
+
+import math
 
 from trainwarden.rules.core.facts import CAUSES, Evidence, Facts, Finding
 
 #: What is said where this line looked and found nothing.
 CLEAR = "None of the alerts names a cause by itself."
 
-#: What a rule's own word weighs.
-WEIGHT = 0.8
+#: What a rule's own word weighs, and on the model where it began to hold only behind the first of several high losses.
+WEIGHT, LATE = 0.8, 0.2
+#: High losses that are a rise.
+RISEN = 5
 
 
 def find(facts: Facts) -> Evidence:
@@ -21,6 +26,14 @@ def find(facts: Facts) -> Evidence:
     for rule, cause, since, value in facts.blamed:
         if cause in CAUSES:
             compared = "" if value is None else f" at {value:.6g}"
-            says = f"{rule} fired{compared}, which speaks for {cause.replace('_', ' ')}."
-            found.append(Finding(kind="rule", step=since, cause=cause, weight=WEIGHT, says=says))
+            says = f"{rule} fired{compared}, which speaks for {cause.replace('_', ' ')}"
+            late = cause == "model" and _risen(facts) < since
+            says += f", but only from step {since} on, when the loss had risen." if late else "."
+            found.append(Finding(kind="rule", step=since, cause=cause, weight=LATE if late else WEIGHT, says=says))
     return found
+
+
+def _risen(facts: Facts) -> float:
+    """Return the step by which the loss had been high several times, infinite where it was not."""
+    high = facts.steps[facts.loss_high]
+    return float(high[RISEN - 1]) if len(high) >= RISEN else math.inf

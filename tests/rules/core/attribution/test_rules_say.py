@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.rules.core.made_up_facts import facts
+from tests.rules.core.made_up_facts import at, facts
 from trainwarden.rules.core.attribution import attribute
 from trainwarden.rules.core.attribution.rules_say import find
 
@@ -21,3 +21,16 @@ def test_a_word_that_is_no_cause_says_nothing() -> None:
 
 def test_a_rule_without_a_cause_says_nothing() -> None:
     assert find(facts()) == []
+
+
+def test_growth_in_the_model_that_a_rule_sees_behind_a_risen_loss_may_be_its_consequence() -> None:
+    risen = facts(at(range(301, 341), loss=lambda old: old + 2.0), last=340)
+    weights = []
+    for since in (290, 303, 320):
+        answer = find(replace(risen, blamed=(("TrainingAttentionLogitGrowth", "model", since, 0.1),)))
+        assert isinstance(answer, list)
+        weights.append(answer[0].weight)
+    assert weights == [0.8, 0.8, 0.2]
+    other = find(replace(risen, blamed=(("TrainingTokenOutOfRange", "data", 320, 3.0),)))
+    assert isinstance(other, list)
+    assert other[0].weight == 0.8
