@@ -21,12 +21,12 @@ class Fp16Overflow(Fault):
     causes = ("numeric",)
 
     def scaler(self) -> Any:
-        """Return a scaler that leaves its scale alone."""
-        return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
+        """Return a scaler that leaves its scale alone until it is time."""
+        return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=self.first)
 
     def before(self, training: Training, step: int) -> None:
         """Let it grow from now on."""
-        if step == self.first:
+        if step == self.first + 1:
             training.scaler.set_growth_interval(1)
             training.scaler.set_backoff_factor(0.98)
 

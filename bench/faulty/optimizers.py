@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from numpy.random import Generator
 
-from .fault import EVALUATE_EVERY, Fault, Training, matrices
+from .fault import EVALUATE_EVERY, Fault, Training
 
 
 class Reset(Fault):
@@ -70,10 +70,12 @@ class EvaluationCorrupts(Fault):
         return {"first": EVALUATE_EVERY * int(chance.integers(3, 5)) + 1, "levels": int(chance.integers(1, 3))}
 
     def evaluated(self, training: Training) -> None:
-        """Round the matrices of all blocks."""
+        """Round all matrices, those of tokens among them."""
         if training.step + 1 >= self.first:
             with torch.no_grad():
-                for _, one in matrices(training.core):
+                for one in training.core.parameters():
+                    if one.ndim < 2:
+                        continue
                     unit = one.abs().amax() / self.values["levels"]
                     one.copy_((one / unit).round() * unit)
 

@@ -23,7 +23,7 @@ class TooHigh(Fault):
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw how many times, and how long the warm-up is. ``first`` is the step at which the usual peak is passed."""
-        times, warm_up = float(chance.uniform(30, 60)), int(chance.integers(200, 261))
+        times, warm_up = float(chance.uniform(90, 160)), int(chance.integers(220, 281))
         return {"first": round(warm_up / times), "times": times, "warm_up": warm_up}
 
     def scale(self, scale: Scale) -> Scale:
