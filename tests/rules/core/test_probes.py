@@ -26,6 +26,7 @@ from tests.rules.core.runs import (
 from trainwarden.plan import check_plan
 from trainwarden.record import Event
 from trainwarden.rules.core.attribution import probe_answer
+from trainwarden.rules.core.facts import NotPossible
 from trainwarden.rules.core.feed import dump, load
 from trainwarden.rules.core.inputs import Happened, Receipt, Steps
 from trainwarden.webhook import decode_envelope, request_id
@@ -333,4 +334,6 @@ def test_an_answer_speaks_of_its_own_step_alone() -> None:
     assert probe_answer.find(dataclasses.replace(made, probed=tuple(run.probed))) == []
     near = facts(at(range(351, 361), loss=lambda old: old + 2), onset=351, last=360)
     found = probe_answer.find(dataclasses.replace(near, probed=tuple(run.probed)))
+    assert isinstance(found, list)
     assert {one.cause: one.weight > 0 for one in found}["data"] is True
+    assert isinstance(probe_answer.find(near), NotPossible)
