@@ -267,6 +267,7 @@ def _plan(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         "reset_optimizer": "" if plan.get("reset_optimizer") is None else "yes" if plan["reset_optimizer"] else "no",
         "lr_factor": "" if factor is None else "unchanged" if factor == 1 else f"× {_number(factor)}",
         "rewarmup_steps": f"{plan['rewarmup_steps']} steps" if plan.get("rewarmup_steps") else "",
+        "probe": words.probe_of(plan),
     }
     names = [*values, *(name for name in reasons if name not in values)]
     return [
@@ -285,7 +286,8 @@ def _verified(found: Dossier, row: dict[str, Any]) -> None:
     told = _object(row.get("verification"))
     if not told:
         return
-    found.verified = f"Attempt {told.get('attempt')} ran under the plan. {words.state_of(row)}"
+    answer = words.PROBED.get(str(told.get("answer")), "")
+    found.verified = f"Attempt {told.get('attempt')} ran under the plan.{answer and f' {answer}'} {words.state_of(row)}"
     for name, one in zip(_WINDOWS, _objects(told.get("windows")), strict=False):
         end = one.get("end")
         where = f"from step {words.step(one.get('first'))}" + (f" to {words.step(end)}" if end is not None else "")

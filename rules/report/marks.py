@@ -123,7 +123,7 @@ def bad_until(row: dict[str, Any]) -> float | None:
     closed, confirmed = row.get("closed_step"), row.get("confirmed_step")
     if row.get("verdict") == "outlier" and words.came_back(row):
         return confirmed
-    if row.get("action") in ("rollback", "stop"):
+    if row.get("action") in ("rollback", "probe", "stop"):
         return confirmed
     return closed if closed is not None else confirmed
 

@@ -87,7 +87,7 @@ def _run(one: dict[str, Any], console: Console) -> None:
     for row in rows:
         if row.get("severity") != "info":
             console.print()
-            _incident(row, console, attempts=attempts, timeline=row.get("action") in ("rollback", "stop"))
+            _incident(row, console, attempts=attempts, timeline=row.get("action") in ("rollback", "probe", "stop"))
     _noted(rows, console)
     _notices(one.get("notices") or [], console)
 
@@ -114,6 +114,8 @@ def _incident(row: dict[str, Any], console: Console, *, attempts: bool, timeline
         _say(console, f"→ {todo}", 4, "bold")
     if row.get("cheapest_test"):
         _say(console, f"→ {row['cheapest_test']}", 4)
+    for advice in row.get("advice") or []:
+        _say(console, f"→ {advice}", 4)
     for item in row.get("evidence") or []:
         _say(console, f"{_at(item)}{item.get('says', '')}", 6, "dim")
     if row.get("alerts"):

@@ -119,6 +119,13 @@ def decision(row: dict[str, Any]) -> str:
         if target.get("step") is not None:
             says += f" to the checkpoint of step {step(target['step'])}"
         says += "".join(f", {one}" for one in _changes(plan)) + "."
+    elif action == "probe":
+        says = "Decided: a probe"
+        if target.get("step") is not None:
+            says += f" from the checkpoint of step {step(target['step'])}"
+        says += f": {probe_of(plan)}." if probe_of(plan) else "."
+        reason = (plan.get("reasons") or {}).get("probe")
+        says += f" {reason}" if reason else ""
     elif action == "stop":
         why = (plan.get("reasons") or {}).get("action")
         says = "Decided: stop the run." + (f" {why}" if why else "")
@@ -207,6 +214,31 @@ def _why_none(row: dict[str, Any]) -> str:
     if state == "escalated":
         return "it is for a person to decide"
     return NOT_ENOUGH.get(verdict, "what was seen is by itself not worth a rollback")
+
+
+#: What a probe answered, in words.
+PROBED = {
+    "again": "The probe's answer: it came again.",
+    "passed": "The probe's answer: it passed.",
+    "unclear": "The probe does not tell.",
+}
+_TRIED = {
+    "replay": "the same samples again",
+    "without_evaluation": "the same samples again without any evaluation",
+    "other_host": "the same samples again on other hosts",
+}
+
+
+def probe_of(plan: dict[str, Any]) -> str:
+    """Return what a plan's probe tries, and in which steps; an empty text where it has none."""
+    probe = plan.get("probe")
+    if not isinstance(probe, dict):
+        return ""
+    first, count, kind = probe.get("first_step"), probe.get("steps"), str(probe.get("kind"))
+    says = _TRIED.get(kind, kind.replace("_", " "))
+    if isinstance(first, int) and isinstance(count, int):
+        says += f", steps {step(first)} to {step(first + count - 1)}"
+    return says
 
 
 def _changes(plan: dict[str, Any]) -> list[str]:
