@@ -88,7 +88,7 @@ def show_incident(
 def acknowledge_incident(
     identity: Identity, token_file: TokenFile, author: Author = "", comment: Comment = "", url: Url = HERE
 ) -> None:
-    """Say that somebody looks after an incident."""
+    """Say that somebody looks after an incident: what is decided about it waits for their approval."""
     _tell(url, identity, "acknowledge", token_file, author, comment, None)
 
 

@@ -245,7 +245,7 @@ GATES: tuple[Gate, ...] = (
     Gate(
         "warm_up",
         _IN_TIME,
-        "Has the attempt run more than `warmup_steps`, and any ramp of its plan?",
+        "Has the attempt run more than `warmup_steps`, and any ramp of its plan? Or was it a probe whose answer asks for the next plan?",
         "By itself. Early steps are noisy in every run, and there is no trend yet to judge by (case E07).",
         _warm_up,
     ),

@@ -123,6 +123,17 @@ def test_no_attempt_is_ended_twice_and_no_run_is_touched_in_its_warm_up(changes:
     assert first is None or first["timeline"][-1]["step"] is None or first["timeline"][-1]["step"] > 200
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_heals_by_itself_is_left_alone_also_where_soft_actions_are_allowed(seed: int) -> None:
+    """Case A01: a gradient that surges, a loss that is back within thirty steps."""
+    norms = dict(zip(range(327, 332), (3.0, 7.0, 50.0, 450.0, 3000.0), strict=True))
+    changes = [gradients(norms), spike({330: 3.0}, heals=331, until=361)]
+    played = acting(lower_lr=True, probe=True, confidence=0.0)
+    played.play(Attempt(seed=seed, changes=changes, last=LAST + 60, end=None), live=True)
+    assert acted(played) == []
+    assert {row["action"] for row in rows(played)} == {"none"}
+
+
 DIRTY = Attempt(changes=[dirty(351, 400)], end=None)
 SEQ = 372 + 7 + 1
 NOW = DIRTY.time(372) + 1

@@ -121,6 +121,10 @@ def test_what_hands_over_waits_for_the_runs_own_steps_alone_and_a_stop_does_not_
     assert held_by(young.answers("stop")) is None
 
 
+def test_what_a_probe_has_answered_does_not_wait_for_the_probes_own_warm_up() -> None:
+    assert held_by(Made(past={"steps_run": 3, "answered": True}).answers()) is None
+
+
 def test_a_gate_says_when_it_opens_where_it_knows() -> None:
     def until(name: str, made: Made) -> float | None:
         return next(one.until for one in made.answers() if one.gate == name)
