@@ -220,7 +220,12 @@ class TrainwardenCallback(_Callback):
         self._next(control)
 
     def _next(self, control: Any) -> None:
-        """Enter the phase that the trainer is about to. It has no event for the beginning of one."""
+        """Enter the phase that the trainer is about to. It has no event for the beginning of one.
+
+        Where the plan of this attempt wants no evaluation, the trainer is not about to make one.
+        """
+        if self.exporter is not None and control.should_evaluate and self.exporter.without_evaluation:
+            control.should_evaluate = False
         if self.exporter is not None and (control.should_evaluate or control.should_save):
             self._phases.close()
             name = "evaluation" if control.should_evaluate else "checkpoint"

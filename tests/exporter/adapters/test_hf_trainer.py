@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tests.exporter.adapters.tiny import arguments, curve, loss64, make, order, rows, rows_at, trainer, weights
 from tests.exporter.runs import events, lines
 from trainwarden.exporter.adapters.hf_trainer import TrainwardenCallback
-from trainwarden.plan import Exclusion, Ledger, LedgerEntry, Plan, Target
+from trainwarden.plan import Exclusion, Ledger, LedgerEntry, Plan, Probe, Target
 from trainwarden.record import Step
 from trainwarden.rules.cli import app
 from trainwarden.runfolder import RunFolder
@@ -296,6 +296,21 @@ def test_a_plan_takes_the_run_back_and_puts_other_rows_in_the_place_of_what_it_s
     skipped = {order(0)[position] for position in range(26, 31)}
     read = {row for record in after for row in rows_at(0, record.samples)} - skipped
     assert len(read) == 15
+
+
+def test_a_probe_without_evaluation_keeps_the_trainer_from_evaluating(tmp_path: Path) -> None:
+    often: dict[str, Any] = {"eval_dataset": rows(8), "eval_strategy": "steps", "eval_steps": 2}
+    probe = Probe(kind="without_evaluation", first_step=6, steps=4)
+    before, after, callback = rolled_back(tmp_path, often, action="probe", probe=probe)
+    assert [record.step for record in after] == [6, 7, 8, 9, 10]
+    told = {0: 0, 1: 0}
+    attempt = 0
+    for event in events(tmp_path):
+        attempt = event.fields["attempt"] if event.kind == "start" else attempt
+        told[attempt] += event.kind == "evaluation"
+    assert told == {0: 5, 1: 0}
+    assert values(after, "loss")[0] == values(before[5:], "loss")[0]
+    assert callback.notices == []
 
 
 def test_rows_that_a_plan_excludes_are_replaced_wherever_they_come(tmp_path: Path) -> None:
