@@ -2,12 +2,15 @@
 
 Ids beyond the vocabulary are the data's (case A41), a balance loss below its floor the model's (case A26). A rule may be wrong,
 so it decides nothing alone against better evidence. What grows in the model is a cause where it grew before the loss rose; behind a risen
-loss weights, activations and logits grow whatever made it rise.
+loss weights, activations and logits grow whatever made it rise. Several rules that name one cause mostly look at the same numbers at several
+heights: the first of those that weigh most is the witness, and the others only inform.
 """
 
 from __future__ import annotations
 
 import math
+
+from msgspec.structs import replace
 
 from trainwarden.rules.core.facts import CAUSES, Evidence, Facts, Finding
 
@@ -22,14 +25,20 @@ RISEN = 5
 
 def find(facts: Facts) -> Evidence:
     """Return a finding for each rule of the incident that names a cause."""
-    found = []
+    found: list[Finding] = []
     for rule, cause, since, value in facts.blamed:
         if cause in CAUSES:
             compared = "" if value is None else f" at {value:.6g}"
             says = f"{rule} fired{compared}, which speaks for {cause.replace('_', ' ')}"
             late = cause == "model" and _risen(facts) < since
             says += f", but only from step {since} on, when the loss had risen." if late else "."
-            found.append(Finding(kind="rule", step=since, cause=cause, weight=LATE if late else WEIGHT, says=says))
+            weight = LATE if late else WEIGHT
+            heard = max((one.weight for one in found if one.cause == cause), default=0.0)
+            if heard >= weight:
+                weight = 0.0
+            elif heard:
+                found = [replace(one, weight=0.0) if one.cause == cause else one for one in found]
+            found.append(Finding(kind="rule", step=since, cause=cause, weight=weight, says=says))
     return found
 
 

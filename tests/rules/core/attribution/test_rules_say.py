@@ -34,3 +34,20 @@ def test_growth_in_the_model_that_a_rule_sees_behind_a_risen_loss_may_be_its_con
     other = find(replace(risen, blamed=(("TrainingTokenOutOfRange", "data", 320, 3.0),)))
     assert isinstance(other, list)
     assert other[0].weight == 0.8
+
+
+def test_rules_that_name_one_cause_are_one_witness() -> None:
+    growth, runaway = (
+        ("TrainingAttentionLogitGrowth", "model", 280, 0.1),
+        ("TrainingAttentionLogitRunaway", "model", 290, 0.2),
+    )
+    late, other = ("TrainingOutputLogitGrowth", "model", 320, 0.3), ("TrainingTokenOutOfRange", "data", 305, 3.0)
+    risen = facts(at(range(301, 341), loss=lambda old: old + 2.0), last=340)
+    for blamed, wanted in (
+        ((growth, runaway, other), [0.8, 0.0, 0.8]),
+        ((late, growth), [0.0, 0.8]),
+        ((growth, late), [0.8, 0.0]),
+    ):
+        answer = find(replace(risen, blamed=blamed))
+        assert isinstance(answer, list)
+        assert [one.weight for one in answer] == wanted
