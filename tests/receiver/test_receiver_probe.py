@@ -87,3 +87,23 @@ def test_a_database_in_which_probes_ended_nothing_is_taken_over(tmp_path: Path) 
     assert ledger.winner("u", 1) == "d"
     ledger.close()
     Ledger(path).close()
+
+
+def test_a_supervised_command_is_told_which_hosts_to_leave_out(supervised: Supervised, receiving: Receiving) -> None:
+    supervised.write_toy(
+        "say('hosts', attempt, os.environ['TRAINWARDEN_EXCLUDE_HOSTS'] or 'none')\nsay('ready', attempt)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    supervised.start()
+    receiving.checkpoint()
+    receiving.start()
+    supervised.wait_for("ready 0")
+    elsewhere = Probe(kind="other_host", first_step=8, steps=20)
+    envelope = probe(receiving, supervised, probe=elsewhere, exclude_hosts=["h7", "h9"])
+    assert receiving.send(envelope).status_code == 202
+    supervised.wait_for("ready 1")
+    receiving.wait_for(envelope, "executed")
+    assert receiving.send(receiving.envelope(supervised.run, attempt=1, plan_id="p2")).status_code == 202
+    supervised.wait_for("ready 2")  # they hold for all later attempts
+    told = [line for line in supervised.lines() if line.startswith("hosts")]
+    assert told == ["hosts 0 none", "hosts 1 h7,h9", "hosts 2 h7,h9"]
