@@ -222,7 +222,8 @@ class Inside:
         else:
             found.put("watch", number, _watch(x, spot))
         if spot.number in self._telling and not found.counts and given.requires_grad and not given.is_leaf:
-            given.register_hook(found.commit)  # type: ignore[no-untyped-call] - on a parameter, it would stay
+            # On a parameter, it would stay.
+            given.register_hook(found.commit)  # type: ignore[no-untyped-call]
 
     def _pass_of(self, number: int, training: bool) -> Pass | None:
         """Return the open pass, or begin one where a block is called by itself; None where nothing is to be seen."""

@@ -69,7 +69,8 @@ def numbers(before: Numbers, facts: Facts) -> Numbers:
 
 def _peaks(known: Numbers, facts: Facts) -> Numbers:
     """Add what the records since the onset hold; where those that held the peak have left the memory, the known one stays."""
-    steps, changed = facts.steps, {}
+    steps = facts.steps
+    changed: dict[str, float | int] = {}
     for name, column in (("loss_peak", facts.loss), ("grad_norm_peak", facts.trace.column("grad_norm")[facts.rows])):
         finite = np.where(np.isfinite(column), column, -np.inf)
         place = int(np.argmax(finite)) if len(finite) else 0
