@@ -11,19 +11,20 @@ from __future__ import annotations
 import numpy as np
 
 from trainwarden.rules.core.block import Floats, Ints
-from trainwarden.rules.core.events import behind
 from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 
 #: What is said where this line looked and found nothing.
 CLEAR = "The weights changed by no more than the updates explain."
-#: Steps around the onset that the two measurements must enclose or touch.
-NEAR = 3
-#: Measured updates before the onset that tell how large unmeasured ones may be, and the factor that they may be larger by.
-USUAL, MARGIN = 50, 3.0
+#: Steps around the onset that the two measurements must enclose or touch; before one at which rows of the embedding were found damaged,
+#: as many as lie between two looks at them.
+NEAR, LOOKS = 3, 100
+#: Measured updates before the onset that tell how large others may be, and the factor that they may be larger by: where every step between is
+#: measured, and where one is not.
+USUAL, KNOWN, MARGIN = 50, 1.5, 3.0
 #: An update of Adam is at most (1 - beta1) / sqrt(1 - beta2) learning rates an element, 3.2 at beta2 0.999, and a fifth of one as a rule.
 ADAPTIVE = 20.0
 #: Share of the weights' RMS that is no change, whatever the updates are.
-NOTHING = 0.02
+NOTHING = 0.01
 #: What it weighs, twice as far as the updates explain and less far; and where it goes on step by step.
 FAR, SOME, STEADY = 0.75, 0.5, 0.6
 #: Steps around the onset over which it may go on, measurements that tell, and the largest part of the whole that one of them may be.
@@ -40,8 +41,9 @@ def find(facts: Facts) -> Evidence:
     if steadily:
         return steadily
     near = NEAR * facts.trace.stride()
+    back = LOOKS * facts.trace.stride() if facts.damaged else near
     for place in range(1, len(known)):
-        if steps[place] < facts.onset - near or steps[place - 1] > facts.onset + near:
+        if steps[place] < facts.onset - back or steps[place - 1] > facts.onset + near:
             continue
         allowed = _allowed(facts, int(steps[place - 1]), int(steps[place]))
         if allowed is None:
@@ -80,9 +82,9 @@ def _at_once(facts: Facts, place: int, steps: Ints, values: Floats, far: bool, a
         f"The RMS of the weights went from {before:.4g} at step {int(steps[place - 1])} to {after:.4g} at step {int(steps[place])}; the "
         f"updates between explain {100 * allowed:.2g} % at most: something else wrote to them"
     )
-    occasion = behind(facts.events, facts.onset, facts.trace.stride())
-    if "evaluation" in occasion:
-        says += f", right behind the evaluation at step {occasion['evaluation']}."
+    evaluated = [one for one in facts.events.steps.get("evaluation", ()) if steps[place - 1] <= one < steps[place]]
+    if evaluated:
+        says += f", and an evaluation ran at step {evaluated[-1]}."
         cause = "optimizer_state"
     else:
         says += "."
@@ -110,4 +112,5 @@ def _allowed(facts: Facts, first: int, last: int) -> float | None:
         if len(usual) and float(np.median(usual)) > 0:
             here = facts.trace.column(name)[between] / float(np.median(usual))
             growth *= np.minimum(np.maximum(np.nan_to_num(here, nan=1.0, posinf=np.inf), 1.0), most)
-    return NOTHING + MARGIN * float(np.max(ratios)) * float(np.sum(growth)) * facts.trace.stride()
+    margin = KNOWN if facts.trace.measured("update_ratio")[between].all() else MARGIN
+    return NOTHING + margin * float(np.max(ratios)) * float(np.sum(growth)) * facts.trace.stride()

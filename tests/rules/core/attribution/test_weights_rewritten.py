@@ -50,7 +50,7 @@ def test_weights_that_grow_on_and_on_are_the_programs() -> None:
 
 def test_what_updates_explain_is_no_finding() -> None:
     assert find(facts(weights(lambda step: 0.07 * 1.002**step, ratio=0.004))) == []
-    assert find(facts(weights(lambda step: 0.08 if step >= 301 else 0.07, ratio=0.05))) == []
+    assert find(facts(weights(lambda step: 0.08 if step >= 301 else 0.07, ratio=0.1))) == []
 
 
 def test_an_update_that_nobody_measured_may_be_as_large_as_its_gradient_or_its_rate() -> None:
