@@ -2,7 +2,8 @@
 
 Only persistence justifies an ending action. Three things persist: weights that are no longer numbers, a loss that stays high, and a
 shard that is dirty step after step while loss or gradient are abnormal; the last may be acted upon sooner, because each further step
-does more damage and the evidence does not get better. Beside them a start that goes on otherwise than its parent left off persists,
+does more damage and the evidence does not get better. What was overwritten persists too, weights by something else than updates or the second
+moment by one gradient: the loss learns its way back slowly, and has not come back. Beside them a start that goes on otherwise than its parent left off persists,
 and ranks that no longer hold one state.
 """
 
@@ -12,8 +13,10 @@ import numpy as np
 
 from .attribution import Cause
 from .facts import Facts
+from .healing import stands_above
 from .settings import Settings
-from .verdict import still_high
+from .trend import shift
+from .verdict import LASTS_RECORDS, still_high
 
 #: Findings that an earlier attempt broke alike, and causes of which a plan takes away what made it so.
 REPEATS = ("repeated_step", "repeated_nearby", "repeated_age")
@@ -22,6 +25,8 @@ MENDED = ("data", "hardware")
 DISAGREE = "ranks_disagree"
 #: The finding that it began behind an evaluation or a checkpoint; a strong one says that it did so again and again (case A39).
 AFTER = "after_event"
+#: Findings that say what was overwritten in the state of the run (cases A38, A39).
+OVERWRITTEN = ("weights_rewritten", "moment_jump")
 #: A loss scale below this is dead: products with it underflow in float16, whose smallest number is 2**-24 (case C06).
 DEAD_SCALE = 2.0**-24
 
@@ -29,6 +34,7 @@ DEAD_SCALE = 2.0**-24
 def persists(facts: Facts, cause: Cause, mismatch: str, settings: Settings) -> str | None:
     """Return the sentence of what persists, or None. ``mismatch``: severity of a rule that found the resume wrong, or ""."""
     says = destroyed(facts, settings) or dirt(facts, cause, settings) or high(facts, settings)
+    says = says or overwritten(facts, cause, settings)
     if says is None and mismatch == "critical" and "mismatch" in facts.offered:
         says = "It did not go on as the attempt before left off."
     if says is None and cause.name == "distributed" and facts.records >= settings.dirty_steps and useless(facts, cause):
@@ -63,6 +69,20 @@ def high(facts: Facts, settings: Settings) -> str | None:
     if not still_high(facts, settings.persist_steps):
         return None
     return f"The loss stays above its trend for {settings.persist_steps} steps and does not come back."
+
+
+def overwritten(facts: Facts, cause: Cause, settings: Settings) -> str | None:
+    """Return the sentence that weights or moments were overwritten and the loss has not come back since, or None."""
+    records = max(LASTS_RECORDS, settings.persist_steps // facts.trace.stride())
+    if facts.trend is None or facts.records < records or cause.confidence < settings.confidence:
+        return None
+    seen = [one for one in cause.findings if one.kind in OVERWRITTEN and one.cause == cause.name and one.weight >= 0.5]
+    if not seen or facts.nonfinite[-records:].any():
+        return None
+    found = shift(facts.trend, facts.steps[-records:], facts.loss[-records:])
+    if found is None or not stands_above(found, facts.trend.noise):
+        return None
+    return f"{seen[0].says} The loss has not come back for {settings.persist_steps} steps."
 
 
 def never_learned(facts: Facts, steps_run: int, settings: Settings) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as how
@@ -93,6 +94,17 @@ def test_dirty_data_is_rolled_back_where_it_is_the_cause() -> None:
 def test_an_unclear_cause_and_one_that_nobody_looked_at_need_a_person(why: Cause, past: Past) -> None:
     decision = decide(high(), why, past, Settings())
     assert (decision.action, decision.needs_approval) == ("rollback", True)
+
+
+def test_what_was_overwritten_is_rolled_back_though_the_loss_is_on_its_way_back() -> None:
+    healing = facts(at(range(301, 420), loss=lambda old: old + 0.3), last=420)
+    healing = replace(healing, loss_high=np.zeros_like(healing.loss_high))
+    written = Finding(kind="weights_rewritten", says="Something else wrote to them.", cause="hardware", weight=0.75)
+    assert line(healing, cause("hardware", 0.75)) == "otherwise"
+    assert line(healing, cause("hardware", 0.75, written)) == "lasts"
+    assert line(healing, cause("hardware", 0.4, written)) == "otherwise"
+    assert line(healing, cause("data", 0.75, written)) == "otherwise"
+    assert line(healthy(), cause("hardware", 0.75, written)) == "otherwise"
 
 
 REPEATED = Finding(kind="repeated_step", says="It broke at the same step before.", cause="model", weight=0.5)
