@@ -65,6 +65,37 @@ def test_b06_the_search_for_a_scale_and_a_skip_in_hundreds_alert_nobody() -> Non
     assert judge(rows(1, 800, make)).incidents == []
 
 
+@case("B06")
+@pytest.mark.parametrize(
+    ("first", "halvings", "at"), [(2.0**32, 25, 1), (2.0**24, 5, 9), (2.0**29, 1, 3), (65536.0, 12, 2)]
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_b06_a_search_of_any_length_at_the_start_is_none_and_the_same_at_each_restart(
+    first: float, halvings: int, at: int, seed: int
+) -> None:
+    def make(since: int, step: int, chance: np.random.Generator) -> Row:
+        found = min(max(step - since - at + 1, 0), halvings)
+        skipped = at <= step - since < at + halvings or bool(chance.random() < 0.005)
+        loss = 4 + 5 * math.exp(-step / 100) + 0.05 * float(chance.normal())
+        return {"loss": loss, "loss_scale": first * 0.5**found, "skipped": float(skipped)}
+
+    attempts = [
+        rows(since + 1, since + 500, lambda step, chance, of=since: make(of, step, chance), seed=seed)
+        for since in (0, 400)
+    ]  # type: ignore[misc]
+    assert judge(*attempts).told == []
+
+
+@case("B06")
+def test_b06_the_quoted_rows_with_a_running_count_of_skipped_steps_are_none() -> None:
+    quoted = {1: 1, 2: 2, 3: 3, 4: 4, 10: 6, 500: 7, 501: 8, 510: 8}
+    scale = {1: 65536.0, 2: 32768.0, 3: 16384.0, 4: 8192.0, 10: 2048.0, 500: 2048.0, 501: 1024.0, 510: 1024.0}
+    log: list[tuple[int, Row]] = [
+        (step, {"loss": 4.0, "loss_scale": scale[step], "skipped": float(count)}) for step, count in quoted.items()
+    ]
+    assert judge(log).told == []
+
+
 @case("B09")
 @pytest.mark.parametrize("height", [0.8, 5.0])
 def test_b09_a_large_spike_hides_no_small_one_behind_it(height: float) -> None:

@@ -123,7 +123,7 @@ def test_d05_a_gradient_that_really_grows_behind_the_upgrade_is_told() -> None:
 
     def make(step: int, rank: int, chance: np.random.Generator) -> Row:
         row = well(step, rank, chance)
-        return row | {"grad_norm": 12.0 * row["grad_norm"]} if 1150 <= step < 1160 else row  # type: ignore[operator]
+        return row | {"grad_norm": 12.0 * row["grad_norm"]} if 1150 <= step < 1160 else row
 
     found = judge_ranks(Ranks(1, 1300, make, ["h0"] * 4))
     assert [one["alerts"][0] for one in found.told] == ["TrainingGradNormSurge"]

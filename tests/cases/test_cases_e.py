@@ -132,7 +132,7 @@ def test_e10_an_emergency_checkpoint_is_no_target_either_but_one_to_resume_from(
     folder = RunFolder("run", tmp_path)
     journal = folder.journal(0, "start", 0)
     journal.mkdir(parents=True)
-    header = Header(run_uid="uid", run="run", attempt=0, start_id="start", rank=0)
+    header: Any = Header(run_uid="uid", run="run", attempt=0, start_id="start", rank=0)
     marks = [(100, None), (200, "emergency"), (300, "forensic")]
     events = [
         Event(
@@ -144,7 +144,7 @@ def test_e10_an_emergency_checkpoint_is_no_target_either_but_one_to_resume_from(
         )
         for seq, (step, purpose) in enumerate(marks, start=1)
     ]
-    (journal / "00001.ndjson").write_bytes(b"".join(encode_line(one) + b"\n" for one in (header, *events)))
+    (journal / "00001.ndjson").write_bytes(b"".join(encode_line(one) + b"\n" for one in [header, *events]))
     found = {one.step: one.quarantined for one in catalogue(folder)}
     assert found == {100: False, 200: False, 300: True}
     assert Ledger(run_uid="uid").entries == []

@@ -189,5 +189,7 @@ def test_e02_two_hundred_tries_of_two_daemons_are_one_rollback_and_every_request
     assert between.answers[202] == 1  # accepted once, whatever was asked how often
     assert len([line for line in supervised.lines() if line.startswith("start ")]) == 2
     assert "TWIN" not in supervised.lines()
-    assert len(supervised.run.ledger().entries) == 1
+    ledger = supervised.run.ledger()
+    assert ledger is not None
+    assert len(ledger.entries) == 1
     assert receiving.status(receiving.envelope(supervised.run))["status"] == "executed"

@@ -82,7 +82,7 @@ def test_f01_what_took_effect_is_compared_and_not_what_a_file_asked_for() -> Non
 @case("F01")
 def test_f01_an_incident_behind_the_change_carries_it_with_the_last_good_checkpoint_and_the_scale() -> None:
     def broken(step: int, chance: np.random.Generator) -> Row:
-        row = activations(13.0, 1)(step, chance) | {"loss_scale": 1024.0}
+        row: Row = activations(13.0, 1)(step, chance) | {"loss_scale": 1024.0}
         return row | {"loss": math.nan} if step >= 1400 else row
 
     said = {0: {"torch": "1.12.0"}, 1: {"torch": "1.13.1"}}
