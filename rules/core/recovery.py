@@ -42,8 +42,8 @@ HARMLESS = 0.5
 BLUNT = 0.05
 #: Differences of the first window that are remembered.
 REMEMBERED = 4000
-#: Share of the third window that a run which ends early must have.
-HALF = 0.5
+#: Share of the third window that a run which ends early must have, and the records of it that always suffice.
+HALF, ENOUGH = 0.5, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,9 @@ def observe(
     if any(one.outcome for one in judged):
         return judged
     verification.skipped_since += _skipped(record)
+    destroyed = _destroyed(verification, record, parent, settings)
+    if destroyed is not None:
+        return [*judged, destroyed]
     if record.step < verification.onset_step:
         _compare(verification, record, parent)
     elif verification.first_window is None:
@@ -134,19 +137,44 @@ def observe(
         judged.append(Judged(verification.second_window))
     if record.step >= verification.after_from:
         loss = record.value("loss")
-        if loss is not None:
+        if loss is not None and (math.isfinite(loss) or not _left_out(record)):
             verification.after_steps.append(record.step)
             verification.after_losses.append(loss)
         if record.step >= verification.after_from + settings.verify_steps - record.stride:
-            judged.append(third_window(verification, trend))
+            judged.append(third_window(verification, trend, settings.verify_steps))
     return judged
+
+
+def _left_out(record: Step) -> bool:
+    """Say whether no update was made of the record's losses: by a GradScaler, or by a guard."""
+    causes = ("nonfinite", "limit", "surge")
+    guarded = sum(_whole(record.value("guard_skipped_steps", cause)) or 0 for cause in causes)
+    return _skipped(record) + guarded >= record.stride
+
+
+def _destroyed(verification: Verification, record: Step, parent: Trace | None, settings: Settings) -> Judged | None:
+    """Say that the weights are no longer numbers, which no later record can mend; before the onset, where the parent's still were."""
+    loss = record.value("loss")
+    if loss is None or math.isfinite(loss) or _left_out(record):
+        if loss is not None:
+            verification.nonfinite = 0
+        return None
+    theirs = None if parent is None else parent.at("loss", record.step)
+    if record.step < verification.onset_step and theirs is not None and not math.isfinite(theirs):
+        return None
+    verification.nonfinite += 1
+    # One record before policy asks for the next rollback: that one is to know that this one did not help.
+    if verification.nonfinite < max(2, settings.nonfinite_steps // record.stride) - 1:
+        return None
+    says = f"The loss is not finite for {counted(verification.nonfinite, 'record')} up to step {record.step}: the rollback did not help."
+    return Judged(says, "not_recovered")
 
 
 def finish_early(verification: Verification, last_step: int, trend: Trend | None, settings: Settings) -> Judged:
     """Judge a run that ends before the third window is full: with half of it, else it stays open what happened."""
     seen = last_step - verification.after_from + 1
     if seen >= HALF * settings.verify_steps:
-        return third_window(verification, trend)
+        return third_window(verification, trend, settings.verify_steps)
     return Judged(
         f"The run ended {counted(max(seen, 0), 'step')} into the last window; {round(HALF * settings.verify_steps)} are needed.",
         "inconclusive",
@@ -157,7 +185,7 @@ def cut_short(verification: Verification, change: Announced, trend: Trend | None
     """Judge at a planned change behind the onset: what follows has another level than the trend foretells."""
     seen = change.step - verification.after_from + 1
     if seen >= HALF * settings.verify_steps:
-        return third_window(verification, trend)
+        return third_window(verification, trend, settings.verify_steps)
     return Judged(
         f"The planned change of {change.name} after step {change.step} gives the loss another level, {counted(max(seen, 0), 'step')} into "
         f"the last window; {round(HALF * settings.verify_steps)} are needed to compare it with the trend before the onset.",
@@ -281,8 +309,8 @@ def _first_window(verification: Verification, trend: Trend | None) -> Judged:
     return Judged(f"{says} That is more than a restored run usually differs.")
 
 
-def third_window(verification: Verification, trend: Trend | None) -> Judged:
-    """Compare the losses after skip and ramp with the pre-onset trend."""
+def third_window(verification: Verification, trend: Trend | None, verify_steps: int) -> Judged:
+    """Compare the losses after skip and ramp with the pre-onset trend: those of half of ``verify_steps`` at least."""
     if trend is None:
         return Judged("The records before the onset give no trend to compare with.", "inconclusive")
     steps = np.array(verification.after_steps, dtype=np.int64)
@@ -292,6 +320,12 @@ def third_window(verification: Verification, trend: Trend | None) -> Judged:
     found = shift(trend, steps, losses)
     if found is None:
         return Judged("No loss was recorded after the skip.", "inconclusive")
+    covered = found.n * (int(np.median(np.diff(steps))) if len(steps) > 1 else 1)
+    if covered < HALF * verify_steps and found.n < ENOUGH:
+        return Judged(
+            f"A loss was recorded for {counted(found.n, 'record')} after the skip alone; {round(HALF * verify_steps)} steps are needed.",
+            "inconclusive",
+        )
     verification.result = found
     says = (
         f"Over {counted(found.n, 'record')} from step {int(steps[0])} to {int(steps[-1])} the loss lies {found.excess:+.3g} "
@@ -302,4 +336,17 @@ def third_window(verification: Verification, trend: Trend | None) -> Judged:
     level = float(np.mean(np.abs(losses)))
     if found.error > BLUNT * level and found.excess > 0:
         return Judged(f"{says} The trend is too uncertain to tell.", "inconclusive")
-    return Judged(f"{says} It is not worse.", "recovered")
+    unseen = never_told(verification)
+    missing = f" The records never told of the {', '.join(unseen)}." if unseen else ""
+    return Judged(f"{says} It is not worse.{missing}", "recovered")
+
+
+def never_told(verification: Verification) -> list[str]:
+    """Return in words which of the plan's checks no record of the attempt answered."""
+    plan, seen = verification.plan, verification.checks
+    asked = {
+        "lr": ("learning rate", verification.lr_expected is not None),
+        "optimizer_step": ("optimizer's counter", verification.optimizer_expected is not None),
+        "skipped": ("skipped samples", bool(plan.skip_samples)),
+    }
+    return [words for name, (words, is_asked) in asked.items() if is_asked and name not in seen]

@@ -199,6 +199,7 @@ class Verification(Struct):
     after_losses: list[float] = field(default_factory=list)
     result: Shift | None = None
     answer: str | None = None
+    nonfinite: int = 0
 
 
 class Incident(Struct):
