@@ -9,6 +9,7 @@ for both, since of two pairs each would take the other's rate for the scheduled 
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -142,8 +143,8 @@ class RateHooks:
         self._is_told = False
         self._kept: list[tuple[dict[str, Any], Any, Any]] = []
         self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
+            optimizer.register_step_pre_hook(_outside_graphs(self._before)),
+            optimizer.register_step_post_hook(_outside_graphs(self._after)),
             optimizer.register_state_dict_pre_hook(lambda _: self._put_back()),
         ]
         self._wrapped = optimizer.step
@@ -199,6 +200,13 @@ class RateHooks:
             else:
                 group["lr"] = scheduled
         self._kept.clear()
+
+
+def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a hook of a compiled step out of its graphs: a number that changes from step to step would have it compiled anew."""
+    dynamo = sys.modules.get("torch._dynamo")  # who has not imported it has compiled nothing
+    found: Callable[..., None] = hook if dynamo is None else dynamo.disable(hook)
+    return found
 
 
 def _guarded(step: Any, put_back: Any) -> Any:

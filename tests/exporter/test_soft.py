@@ -67,6 +67,7 @@ class Trained:
         self.schedule = None if schedule is None else lr_scheduler.LambdaLR(self.optimizer, schedule)
         self.seen: list[float] = []
         self.step = 0
+        self.compiled: Any = None
 
     def go(self, count: int, exporter: Exporter | None = None, factor: Callable[[int], float] | None = None) -> None:
         """Train on; ``factor`` multiplies the rate by hand, for the reference."""
@@ -79,7 +80,7 @@ class Trained:
             given = group["lr"]
             if factor is not None:
                 group["lr"] = given * factor(self.step)
-            self.optimizer.step()
+            (self.compiled or self.optimizer.step)()
             if factor is not None:
                 group["lr"] = given
             self.seen.append(float(group["lr"]))
@@ -414,3 +415,25 @@ def test_a_rate_on_the_device_is_multiplied_there_and_no_value_of_it_is_read(
         seen.append(spy.seen)
         exporter.close()
     assert seen[0] == seen[1]
+
+
+@pytest.mark.slow
+def test_a_compiled_optimizer_step_with_a_tensor_as_its_rate_is_not_compiled_anew(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    run, reference = Trained(KINDS["tensor"]), Trained(KINDS["tensor"])
+    exporter = watch(run.model, run.optimizer, tmp_path, cadence=1000)
+    run.compiled = torch.compile(run.optimizer.step, backend="eager")
+    run.go(3, exporter)
+    lowering = ask(tmp_path, at_step=5).lowering
+    assert lowering is not None
+    armed(exporter)
+    run.go(1, exporter)
+    before = counters["stats"]["unique_graphs"]
+    run.go(8, exporter)
+    assert counters["stats"]["unique_graphs"] == before > 0
+    exporter.close()
+    reference.go(12, factor=lowering.at)
+    for mine, theirs in zip(run.model.parameters(), reference.model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    assert told(tmp_path)[-1]["updates"] == 6
