@@ -114,6 +114,9 @@ def _follow(turn: Turn, run: Run, alive: Alive, before: Incident, found: Answere
         following.onset, following.uncertainty = before.onset, before.uncertainty
         following.trend, following.usual = before.trend, before.usual
     following.follows = before.id
+    if following.state == "acting":  # its own policy was quicker
+        turn.touch(following)
+        return
     facts = facts_of(following, alive, run)
     cause = conclude(following, facts, turn.settings.persist_steps)
     if following.confirmed_step is None:
