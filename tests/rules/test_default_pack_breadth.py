@@ -48,7 +48,7 @@ def test_an_optimizer_that_works_is_silent() -> None:
         ("TrainingLrJump", {"lr": {"all": 5e-3}}, 1),
         ("TrainingClipSaturation", {"clip_ratio": 3.0}, 1200),
         ("TrainingLossScaleCollapse", {"loss_scale": lambda place: 2.0 ** (16 - (place - 1200))}, 6),
-        ("TrainingNoUpdates", {"skipped": 1.0}, 100),
+        ("TrainingNoUpdates", {"skipped": 1.0}, 60),
         ("TrainingNoUpdates", {"optimizer_step": 1192.0}, 200),
         ("TrainingLossTooLow", {"loss": lambda place: 0.2 + 0.02 * math.sin(place)}, 12),
     ],

@@ -20,6 +20,8 @@ NEAR = 10
 HALVINGS = 3
 #: Halvings from which it is a collapse (case C01), and what that weighs: the run ends at the scale's floor, whatever the loss was.
 COLLAPSE, COLLAPSED = 5, 0.6
+#: Skipped steps, and their part of those since the onset, from which the scaler does not work, and what that weighs: no back-off helped.
+STUCK, PART, USELESS = 20, 0.5, 0.7
 
 
 def find(facts: Facts) -> Evidence:
@@ -44,4 +46,6 @@ def find(facts: Facts) -> Evidence:
         return []
     says = f"The loss scale fell by {counted(halvings, 'halving')} and {counted(skipped, 'step')} skipped around the onset."
     weight = COLLAPSED if halvings >= COLLAPSE else 0.4
+    if skipped >= max(STUCK, PART * stride * facts.records):
+        weight = USELESS
     return [Finding(kind="loss_scale", step=step, cause="numeric", weight=weight, says=says)]

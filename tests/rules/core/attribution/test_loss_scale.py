@@ -27,3 +27,9 @@ def test_skipped_steps_count_without_a_scale() -> None:
 
 def test_one_back_off_is_by_design() -> None:
     assert find(facts(scale, at(range(300, 400), loss_scale=32768.0), at(range(300, 301), skipped=1.0))) == []
+
+
+def test_a_scaler_that_skips_most_steps_does_not_work() -> None:
+    (few,) = find(facts(scale, at(range(301, 311), skipped=1.0), last=350))
+    (most,) = find(facts(scale, at(range(301, 341), skipped=1.0), last=350))
+    assert (few.weight, most.weight) == (0.4, 0.7)
