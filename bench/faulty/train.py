@@ -155,8 +155,9 @@ def _step(fault: Fault, training: Training, batch: dict[str, Tensor]) -> None:
 
 
 def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    logits = model(batch["input_ids"])
-    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    """Return the sum over the targets that count by their number, as trainers that weigh by tokens do."""
+    logits, labels = model(batch["input_ids"]), batch["labels"].flatten()
+    return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum") / (labels != -100).sum()
 
 
 def _evaluate(job: Job, fault: Fault, training: Training) -> None:
