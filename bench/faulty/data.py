@@ -117,7 +117,8 @@ class StuckLoader(Fault):
 
     def batch(self, training: Training, step: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the first one."""
-        return batch if step < self.first else training.kept.setdefault("batch", batch)  # type: ignore[no-any-return]
+        kept: dict[str, Tensor] = training.kept.setdefault("batch", batch) if step >= self.first else batch
+        return kept
 
     def wraps(self) -> bool:
         """Leave it unwrapped: a wrapped loader's positions would go on."""

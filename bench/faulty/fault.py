@@ -29,7 +29,7 @@ class Training:
     """What a fault may get hold of while a run trains. ``step`` is the last completed one."""
 
     model: Any
-    core: nn.Module  #: the model without what wraps it for several ranks
+    core: Any  #: the model without what wraps it for several ranks
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LambdaLR
     scale: Scale

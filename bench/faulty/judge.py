@@ -26,7 +26,7 @@ POLICY: dict[str, Any] = {
     "verify_steps": 40,
     "rewarmup_steps": 20,
     "settle_steps": 40,
-    "stall_seconds": 6.0,
+    "stall_seconds": 20.0,
 }
 
 
@@ -44,12 +44,12 @@ def judge(run_folder: Path) -> dict[str, Any]:
 
 def told(row: dict[str, Any]) -> bool:
     """Say whether anybody was told of an incident."""
-    return row["severity"] != "info"
+    return bool(row["severity"] != "info")
 
 
 def paged(row: dict[str, Any]) -> bool:
     """Say whether a person was called."""
-    return row["severity"] == "critical" or row["action"] != "none"
+    return bool(row["severity"] == "critical" or row["action"] != "none")
 
 
 def of_fault(rows: list[dict[str, Any]], first: int, last: int) -> list[dict[str, Any]]:

@@ -38,11 +38,10 @@ class BadRank(_Ranks):
             def noisy(module: Any, inputs: Any, output: Tensor) -> Tensor:
                 if training.step + 1 < self.first or not training.core.training:
                     return output
-                return output + self.values["noise"] * output.detach().std() * torch.randn(
-                    output.shape, generator=chance
-                )
+                wrong: Tensor = torch.randn(output.shape, generator=chance)
+                return output + float(self.values["noise"]) * output.detach().std() * wrong
 
-            training.core.blocks[1].register_forward_hook(noisy)  # type: ignore[index, union-attr]
+            training.core.blocks[1].register_forward_hook(noisy)
 
 
 class DuplicateShards(_Ranks):
@@ -103,9 +102,9 @@ class WrongReduction(_Ranks):
         """Overwrite a part of the reduced gradient on rank 0."""
         if training.rank == 0 and step >= self.first:
             chance = torch.Generator().manual_seed(step)
-            for block in training.core.blocks:  # type: ignore[union-attr]
-                grad = block.mlp[0].weight.grad  # type: ignore[union-attr, index]
-                grad.add_(self.values["size"] * grad.std() * torch.randn(grad.shape, generator=chance))  # type: ignore[operator, union-attr]
+            for block in training.core.blocks:
+                grad = block.mlp[0].weight.grad
+                grad.add_(self.values["size"] * grad.std() * torch.randn(grad.shape, generator=chance))
 
 
 KINDS: tuple[type[Fault], ...] = (BadRank, DuplicateShards, ReplicaDrift, WrongReduction)

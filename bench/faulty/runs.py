@@ -22,7 +22,7 @@ from .texts import write
 
 BENCH = Path(__file__).parent.parent
 #: Seconds that one process of a run may take, and without a new record after which a run that hangs is ended.
-PATIENCE, SILENCE = 240.0, 12.0
+PATIENCE, SILENCE = 300.0, 45.0
 
 
 class RunError(RuntimeError):
