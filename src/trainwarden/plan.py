@@ -366,11 +366,15 @@ def _check_probe(plan: Plan, where: str) -> None:
     if plan.target is None:
         raise PlanError(f"{where}: target: a probe names the checkpoint that it begins from")
     if plan.skip_samples or plan.exclude:
-        raise PlanError(f"{where}: skip_samples: a probe leaves no data out; it asks whether the same samples do it again")
+        raise PlanError(
+            f"{where}: skip_samples: a probe leaves no data out; it asks whether the same samples do it again"
+        )
     if not 1 <= asked.steps <= MOST_PROBED:
         raise PlanError(f"{where}: probe.steps: {asked.steps} is not in 1 to {MOST_PROBED}")
     if not plan.target.step < asked.first_step < _LARGEST_NUMBER:
-        raise PlanError(f"{where}: probe.first_step: {asked.first_step} is not behind the target's step {plan.target.step}")
+        raise PlanError(
+            f"{where}: probe.first_step: {asked.first_step} is not behind the target's step {plan.target.step}"
+        )
     if not 0 <= asked.epoch < _LARGEST_NUMBER:
         raise PlanError(f"{where}: probe.epoch: {asked.epoch} is no epoch")
     for first, end in asked.samples:
@@ -425,10 +429,6 @@ def decode_ledger(data: bytes, where: str = "ledger") -> Ledger:
     return ledger
 
 
-def _decode(data: bytes, kind: Any, where: str) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
 def decode_exclusions(data: bytes, where: str = "exclusions") -> list[Exclusion]:
     """Decode a file of exclusions.
 
@@ -446,6 +446,10 @@ def decode_exclusions(data: bytes, where: str = "exclusions") -> list[Exclusion]
     return found.exclude
 
 
+def _decode(data: bytes, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{where}: {error}") from None
 
 
