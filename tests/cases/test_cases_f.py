@@ -12,6 +12,8 @@ from bench.peers_rules import RULES
 from tests.cases.build import Row, Verdicts, judge, rows, steady
 from tests.cases.registry import case
 from tests.cases.test_cases_a import LOG_A01
+from trainwarden.rules.report.markdown import text, to_markdown
+from trainwarden.rules.report.scale import short
 
 # -- F01: the library changed, and nothing is wrong
 
@@ -194,6 +196,11 @@ def test_f04_every_field_of_a_post_mortem_is_there_and_equals_the_log(scale: flo
     assert told["conclusion"] == incident["summary"]
     assert told["smallest_change"] == "None: it healed by itself."
     assert told["verified"] is None
+    shown = to_markdown(incident)
+    for name in ("loss_before", "loss_peak", "loss_after", "grad_norm", "grad_norm_peak", "lr"):
+        assert text(short(told[name])) in shown, name
+    assert "bfloat16" in shown
+    assert f"ckpt/{31200}" in shown
 
 
 def checkpoint(step: int, **fields: Any) -> tuple[int, str, dict[str, Any]]:
