@@ -233,8 +233,11 @@ def first_whole(watch: RankWatch, block: Block) -> int | None:
     if len(ranks) < RANKS_OF_BAD:
         return None
     agree, differ = _compare(norms)
-    row = int(np.argmax(agree)) if agree.any() else len(agree)
-    return row if row < len(agree) and watch.scattered + int(differ[:row].sum()) >= ENOUGH else None
+    if not agree.any():
+        return None
+    row = int(np.argmax(agree))
+    scattered = _mark_shared(block, ranks, norms, differ, {})
+    return row if watch.scattered + int(scattered[:row].sum()) >= ENOUGH else None
 
 
 def since(marks: Sequence[Mark], step: int) -> list[Mark]:
