@@ -10,8 +10,11 @@ from trainwarden.record import encode_numbers
 from trainwarden.rules.core.counted import counted
 
 from .postmortem import post_mortem
-from .reasoning import as_row
+from .reasoning import Reasoned, as_row, tried
 from .state import Incident
+
+#: How far a request to lower the rate went, where the records show that it was lowered.
+LOWERED = ("lowered", "returned", "not_returned")
 
 
 def row(incident: Incident) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "cheapest_test": incident.cheapest_test or None,
         "post_mortem": post_mortem(incident),
         "evidence": weighed(incident),
-        **as_row(incident.reasoned),
+        **as_row(_with_trial(incident)),
         "verification": _verification(incident),
         "timeline": [
             {"time": entry.time, "step": entry.step, "state": entry.state, "says": entry.says}
@@ -88,6 +91,14 @@ def evidence(incident: Incident) -> list[dict[str, Any]]:
     """Return each observation once: one that speaks for two causes is two findings."""
     seen = dict.fromkeys((one.kind, one.step, one.says) for one in incident.findings)
     return [{"kind": kind, "step": step, "says": says} for kind, step, says in seen]
+
+
+def _with_trial(incident: Incident) -> Reasoned:
+    """Return what is told of an incident; a rate that was lowered for a while was a trial of it."""
+    plan = incident.plan
+    if plan is None or incident.action != "lower_lr" or incident.done not in LOWERED:
+        return incident.reasoned
+    return tried(incident.reasoned, plan.lr_factor, incident.state)
 
 
 def weighed(incident: Incident) -> list[dict[str, Any]]:

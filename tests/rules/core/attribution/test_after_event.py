@@ -62,3 +62,11 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(100):
         remember(events, Event(kind=f"own {number}", time=0.0, step=1))
     assert len(events.steps) <= 16
+
+
+def test_the_checkpoint_that_the_start_was_loaded_from_is_no_occasion_of_it() -> None:
+    events = happened(100, 200, 300)
+    events.steps["checkpoint"] = events.steps.pop("evaluation")
+    at_once = begun_at(events, 301)
+    assert after_event.find(at_once)
+    assert after_event.find(replace(at_once, resumed_from=300)) == []
