@@ -234,7 +234,7 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
     loss = trace.column("loss")[rows]
     nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
     counted = trace.column("nonfinite_loss")[rows]
-    nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0))
+    nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0)) | _lost_gradient(trace, rows)
     nonfinite &= (
         trace.left_out(rows) < trace.stride_column[: len(trace)][rows]
     )  # a guard kept it out: the model has nothing of it
@@ -245,6 +245,20 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
         over = loss - trend.at(steps)
         excess = np.sign(over) * np.maximum(np.abs(over) - DOUBTS * trend.doubt(steps), 0.0) / trend.noise
         return excess, (excess > LOSS_SDS) | nonfinite, nonfinite
+
+
+def _lost_gradient(trace: Trace, rows: slice) -> Bools:
+    """Say where a gradient that is not finite was used, of a run that never told a loss (case C04): nothing else tells of its numbers.
+
+    A GradScaler's skipped step is its work; a scale of 1 is none.
+    """
+    found: Bools = np.zeros(len(trace.steps[rows]), dtype=np.bool_)
+    if trace.measured("loss").any() or not trace.measured("grad_norm")[rows].any():
+        return found
+    norm, scale, skipped = (trace.column(name)[rows] for name in ("grad_norm", "loss_scale", "skipped"))
+    found = trace.measured("grad_norm")[rows] & ~np.isfinite(norm)
+    found &= ~(np.isfinite(scale) & (scale != 1.0)) & ~(np.isfinite(skipped) & (skipped > 0))
+    return found
 
 
 def high_gradient(trace: Trace, rows: slice, usual: dict[str, Baseline]) -> Bools:
