@@ -122,7 +122,8 @@ def gates() -> str:
 LIMITS = (
     *("mode", "confidence", "persist_steps", "dirty_steps", "nonfinite_steps", "warmup_steps", "cooldown_steps"),
     *("max_rollbacks", "max_rollbacks_per_day", "max_actions_per_day", "decision_ttl", "max_action_age"),
-    *("lower_lr", "soft_steps", "lower_lr_factor", "lower_lr_steps", "max_lower_lr", "probe", "max_probes"),
+    *("lower_lr", "soft_steps", "lower_lr_factor", "lower_lr_steps", "lower_lr_return_steps", "max_lower_lr"),
+    *("probe", "max_probes"),
 )
 
 
@@ -131,7 +132,7 @@ def limits() -> str:
     text = Path(str(sys.modules[Settings.__module__].__file__)).read_text()
     rows = []
     for name in LIMITS:
-        said = re.search(rf'^    {name}: .*\n    """(.*?)"""', text, re.MULTILINE | re.DOTALL)
+        said = re.search(rf'^    {name}: [^\n]*\n    """(.*?)"""', text, re.MULTILINE | re.DOTALL)
         assert said is not None, name
         default = str(getattr(Settings(), name))
         rows.append((f"`{name}`", {"True": "true", "False": "false"}.get(default, default), " ".join(said[1].split())))

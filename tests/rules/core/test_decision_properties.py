@@ -40,7 +40,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(lambda step, norm: gradients({step: norm}), STEPS, st.floats(0.0, 1e6)),
 )
 RUNS = st.lists(CHANGES, min_size=1, max_size=3)
-SOME = how(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SOME = how(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 WEBHOOKS = ("rollback", "stop", "probe", "learning_rate.lower")
 LAST = 420
 
