@@ -72,6 +72,7 @@ def test_c04_nan_gradients_without_a_loss_are_fatal_whatever_the_framework_count
     assert page["verdict"] == "nonfinite"
     assert page["opened_step"] == first
     assert page["cause"]["name"] == "numeric"
+    assert page["action"] == "stop"  # nothing is learned, and there is nothing to go back to
     assert page["plan"] is None or page["plan"]["target"] is None  # what was saved since is no target
     assert page["post_mortem"]["last_good"] is None
 
