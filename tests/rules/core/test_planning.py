@@ -24,11 +24,13 @@ from tests.rules.core.runs import (
 )
 from tests.rules.core.test_targets_and_suspects import CHECKPOINTS, checkpoint
 from trainwarden.plan import Plan, Target
+from trainwarden.record import Ranges, Step
 from trainwarden.rules.core.inputs import Start
 from trainwarden.rules.core.planning import Planned, Refusal, plan_rollback, widened
+from trainwarden.rules.core.recovery import begin, observe
 from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.core.spacing import Going, advice, interval, none_at_all
-from trainwarden.rules.core.state import Alive, Checkpoint, Executed
+from trainwarden.rules.core.state import Alive, Checkpoint, Executed, Incident
 from trainwarden.rules.core.stream import Line
 from trainwarden.rules.core.targets import choose, usable, why_not
 
@@ -221,27 +223,25 @@ def test_a_target_that_no_plan_names_is_a_mismatch_as_ever() -> None:
 
 
 def test_steps_whose_samples_are_replaced_do_not_say_that_the_state_was_not_restored() -> None:
-    # The target lies so close that all steps before the onset are among those that the skip of a whole shard covers.
-    played = acting()
-    attempt = Attempt(changes=[dirty(353, 400)], end="signal", checkpoint_every=9)
-    played.play(attempt, live=True, upto=378)
-    incident = only(played.incidents)
-    plan = plan_in(incident)
-    assert plan.target is not None
-    assert plan.target.step >= 342
-    covered = [span for span in plan.skip_samples if span[0] <= 350 * BATCH]
-    assert covered
+    made = facts(dirty(351, 400), onset=351, last=375)
+    incident = Incident("i", "uid", "demo", 0, "s", onset=351, opened_step=352, opened_time=0.0, trend=made.trend)
 
-    def replaced(step: int, signals: dict[str, Any]) -> None:
-        if 350 < step < 353:
-            signals["loss"] += 0.5
+    def window(skip: Ranges) -> str:
+        plan = Plan(
+            plan_id="p", run_uid="uid", for_attempt=1, target=Target(attempt=0, step=320, path="c"), skip_samples=skip
+        )
+        verification = begin(incident, plan, 1, "t", 321, made.trace)
+        other = Attempt(
+            number=1, first=321, last=351, changes=[shifted(331, 0.5), substituted(plan)], checkpoint_every=0
+        )
+        found = []
+        for line in other.lines():
+            if isinstance(line, Step):
+                found += observe(verification, line, made.trace, incident.trend, Settings())
+        return next((str(one.outcome) for one in found if one.outcome), "none")
 
-    first = plan.target.step + 1
-    played.play(
-        Attempt(number=1, first=first, changes=[substituted(plan), replaced], start=under(plan), began=BEGIN + 10_000),
-        live=True,
-    )
-    assert only(played.incidents)["state"] == "recovered", says(only(played.incidents))
+    assert window([(330 * BATCH, 400 * BATCH)]) == "none"
+    assert window([(350 * BATCH, 400 * BATCH)]) == "mismatch"  # steps that read what their parent read
 
 
 def test_what_does_not_recover_goes_further_back_and_leaves_more_out() -> None:

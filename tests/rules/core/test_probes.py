@@ -131,6 +131,7 @@ def test_samples_that_do_it_again_are_dirty_and_the_plan_behind_leaves_them_out(
     assert (plan.action, plan.probe, plan.lr_factor, plan.reset_optimizer) == ("rollback", None, 1.0, False)
     assert first_plan.probe is not None
     assert all(any(a <= first and end <= b for a, b in plan.skip_samples) for first, end in first_plan.probe.samples)
+    assert any(first <= 350 * BATCH and end >= 400 * BATCH for first, end in plan.skip_samples)  # its whole shard
     assert plan.target is not None
     assert plan.target.attempt == 0  # nothing of a probe that did not pass is a target
     (sent,) = played.rollbacks
@@ -199,6 +200,24 @@ def test_another_order_of_the_data_answers_nothing_and_is_not_taken_for_an_answe
     assert incident["verification"]["answer"] != "passed"
     assert (incident["state"], incident["verdict"]) == ("escalated", "mismatch")
     assert "other samples" in says(incident)
+
+
+def test_losses_of_other_batches_answer_nothing_where_no_record_tells_the_samples() -> None:
+    played = asked()
+    attempt = probing(played, seed=1)
+    record = attempt.record
+
+    def silent(step: int, seq: int) -> Any:
+        found = record(step, seq)
+        found.samples, found.shards = [], []
+        return found
+
+    attempt.record = silent  # type: ignore[method-assign]
+    played.play(attempt, live=True)
+    incident = played.incidents[0]
+    assert incident["verification"]["answer"] == "unclear", says(incident)
+    assert "not those of the same batches" in says(incident)
+    assert incident["suspect_samples"]
 
 
 def test_what_breaks_at_another_step_clears_no_cause() -> None:
