@@ -109,6 +109,7 @@ def test_replay_writes_the_report_as_json_and_as_text(tmp_path: Path) -> None:
             "columns",
             "incidents",
             "notices",
+            "suspects",
         ),
     ]
     (incident,) = result["incidents"]

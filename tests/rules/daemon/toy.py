@@ -61,7 +61,8 @@ def feed(state: Toy, value: Input) -> list[Effect]:
     elif isinstance(value, Receipt):
         state.receipts.append(f"{value.status}:{value.reason}")
     elif isinstance(value, Command):
-        state.commands.append(value.name)
+        if value.name != "maintenance":  # a clock's word about windows, and nobody's about an incident
+            state.commands.append(value.name)
     elif isinstance(value, Observation):
         state.observed.append(f"{value.query_id}:{value.error}")
     elif isinstance(value, SourceSeen):
