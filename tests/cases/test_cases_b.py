@@ -67,7 +67,8 @@ def test_b06_the_search_for_a_scale_and_a_skip_in_hundreds_alert_nobody() -> Non
 
 @case("B06")
 @pytest.mark.parametrize(
-    ("first", "halvings", "at"), [(2.0**32, 25, 1), (2.0**24, 5, 9), (2.0**29, 1, 3), (65536.0, 12, 2)]
+    ("first", "halvings", "at"),
+    [(2.0**32, 25, 1), (2.0**40, 28, 1), (2.0**24, 5, 9), (2.0**29, 1, 3), (65536.0, 12, 2)],
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_b06_a_search_of_any_length_at_the_start_is_none_and_the_same_at_each_restart(
