@@ -35,6 +35,8 @@ NOISIEST = 0.1
 ERROR = 0.013
 #: Standard errors that the factor, its noise and its slope may be off: to be dropped, and to be believed.
 DROPPED, BELIEVED = 4.5, 2.0
+#: Records before a candidate that tell a bend, and the standard errors from which one shows.
+BENDS, BEND = 100, 1.5
 #: What no rounding explains, relative.
 SLACK = 0.002
 #: The standard error of the logarithm of a standard deviation of n clipped residuals, times the root of n.
@@ -205,7 +207,10 @@ class _Jump(Struct, frozen=True):
 
 
 def _jump(values: Floats, behind: int) -> _Jump | None:
-    """Fit one slope and one jump to the values, the last ``behind`` of which lie after it; None where nothing can be said."""
+    """Fit one slope and one jump to the values, the last ``behind`` of which lie after it; None where nothing can be said.
+
+    A young run's curve bends: where it shows, the slope before the jump may change, or the bend would count as a part of the jump.
+    """
     n = len(values)
     known = np.isfinite(values)
     after = np.arange(n) >= n - behind
@@ -218,6 +223,13 @@ def _jump(values: Floats, behind: int) -> _Jump | None:
     aim = values[known]
     inverse = np.linalg.inv(design.T @ design)
     fitted = design @ (inverse @ (design.T @ aim))
+    if before >= BENDS:
+        bent = np.column_stack((design, np.minimum(place, 0.0) ** 2))
+        inverse_bent = np.linalg.inv(bent.T @ bent)
+        bend = inverse_bent @ (bent.T @ aim)
+        rest = aim - bent @ bend
+        if abs(float(bend[3])) > BEND * float(np.std(rest)) * math.sqrt(float(inverse_bent[3, 3])):
+            design, inverse, fitted = bent, inverse_bent, bent @ bend
     spread = 1.4826 * float(np.median(np.abs(aim - fitted)))
     for _ in range(2):  # outliers count as the largest of the others
         aim = fitted + np.clip(aim - fitted, -4 * spread, 4 * spread)
