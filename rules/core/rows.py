@@ -60,7 +60,7 @@ def row(incident: Incident) -> dict[str, Any]:
         "suspect_samples": [[first, end] for first, end in incident.suspect_samples],
         "suspect_epoch": incident.suspect_epoch,
         "summary": incident.summary,
-        "cheapest_test": incident.cheapest_test or None,
+        "cheapest_test": _cheapest_test(incident),
         "post_mortem": post_mortem(incident),
         "evidence": weighed(incident),
         **as_row(_with_trial(incident)),
@@ -72,6 +72,14 @@ def row(incident: Incident) -> dict[str, Any]:
     }
     found: dict[str, Any] = encode_numbers(data)
     return found
+
+
+def _cheapest_test(incident: Incident) -> str | None:
+    """Return what would tell more: the probe that is planned, as long as it has not begun, else what the evidence asks for."""
+    plan = incident.plan
+    if plan is not None and plan.probe is not None and incident.verification is None:
+        return plan.reasons.get("probe")
+    return incident.cheapest_test or None
 
 
 def alerts(incident: Incident) -> list[dict[str, Any]]:

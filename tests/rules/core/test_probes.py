@@ -110,6 +110,7 @@ def test_observing_says_what_a_probe_would_tell_and_asks_for_none() -> None:
     incident = only(watched.incidents)
     assert (incident["action"], incident["held_by"]) == ("probe", "mode")
     assert "if step 351 goes wrong again it is the data" in says(incident)
+    assert incident["cheapest_test"].startswith("Make steps 350 to 371 again with the same samples: if step 351 goes")
     assert incident["plan"] == only(asked().incidents)["plan"]
     assert watched.sent() == []
 
