@@ -158,7 +158,7 @@ def test_it_is_asked_for_with_a_step_that_lies_ahead_and_the_attempt_goes_on() -
 
 
 def test_the_records_show_that_it_is_lowered_and_that_it_is_back_and_then_it_heals() -> None:
-    live = Live(played=acting(default_pack(), **SETTINGS))
+    live = Live(played=acting(default_pack(), **SETTINGS, heal_steps=20, level_steps=20))
     lowering = live.asked()
     first, end = lowering.first_step, lowering.end
     assert live.play(first - 1)["done"] == "executed"
@@ -176,7 +176,9 @@ def test_the_records_show_that_it_is_lowered_and_that_it_is_back_and_then_it_hea
     assert f"The learning rate at step {end} is " in says(incident)
     assert len(live.played.sent(of_type=ASKED)) == 1
     assert live.played.rollbacks == []
-    assert not any("TrainingLrJump" in one["alerts"] and one["opened_step"] > first for one in live.played.incidents)
+    changes = [one for one in live.played.notices if one["kind"] == "planned_change"]
+    assert list(dict.fromkeys(one["step"] for one in changes)) == [first - 1, lowering.returns - 1]
+    assert all("lower lr" in one["says"] and "the loss is judged as ever" in one["says"] for one in changes)
 
 
 def test_records_without_any_event_are_believed_all_the_same() -> None:
