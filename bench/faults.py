@@ -84,6 +84,11 @@ class Bench:
         known.write_text(json.dumps(found))
         return found
 
+    @staticmethod
+    def _needs(one: tuple[str, int]) -> tuple[str, int]:
+        kind, seed = one
+        return one if KINDS[kind].healthy else (KINDS[kind].reference, seed)
+
     def watch(self, one: tuple[str, int], references: dict[tuple[str, int], dict[str, Any]]) -> None:
         """Make one run and judge its records."""
         kind, seed = one
@@ -156,7 +161,7 @@ class Bench:
         """Make all runs; write after each of them."""
         references = self.references()
         runs = [(kind, seed) for seed in self.seeds for kind in self.kinds]
-        runs = [one for one in runs if not KINDS[one[0]].healthy or one in references]
+        runs = [one for one in runs if self._needs(one) in references]  # what failed is said already
         try:
             for _ in self._at_once(runs, lambda one: self.watch(one, references)):
                 self.write(partial=True)

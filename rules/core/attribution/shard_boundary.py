@@ -14,7 +14,7 @@ from trainwarden.rules.core.shards import begun
 CLEAR = "No shard begins at the onset or right before it."
 
 #: The chance from which a boundary near the onset is a coincidence like any other, what it weighs then and below, and a whole shard.
-LIKELY, WEAK, TELLING, WHOLE = 0.03, 0.3, 0.5, 0.7
+LIKELY, WEAK, TELLING, WHOLE = 0.03, 0.3, 0.5, 0.8
 
 
 def find(facts: Facts) -> Evidence:

@@ -18,9 +18,8 @@ CLEAR = "The weights changed by no more than the updates explain."
 #: Steps around the onset that the two measurements must enclose or touch; before one at which rows of the embedding were found damaged,
 #: as many as lie between two looks at them.
 NEAR, LOOKS = 3, 100
-#: Measured updates before the onset that tell how large others may be, and the factor that they may be larger by: where every step between is
-#: measured, and where one is not.
-USUAL, KNOWN, MARGIN = 50, 1.5, 3.0
+#: Measured updates that tell how large others may be, and the factor that they may be larger by; that of updates which are all measured.
+USUAL, MARGIN, KNOWN = 50, 3.0, 1.5
 #: An update of Adam is at most (1 - beta1) / sqrt(1 - beta2) learning rates an element, 3.2 at beta2 0.999, and a fifth of one as a rule.
 ADAPTIVE = 20.0
 #: Share of the weights' RMS that is no change, whatever the updates are.
@@ -112,5 +111,7 @@ def _allowed(facts: Facts, first: int, last: int) -> float | None:
         if len(usual) and float(np.median(usual)) > 0:
             here = facts.trace.column(name)[between] / float(np.median(usual))
             growth *= np.minimum(np.maximum(np.nan_to_num(here, nan=1.0, posinf=np.inf), 1.0), most)
-    margin = KNOWN if facts.trace.measured("update_ratio")[between].all() else MARGIN
-    return NOTHING + margin * float(np.max(ratios)) * float(np.sum(growth)) * facts.trace.stride()
+    here = facts.trace.column("update_ratio")[between]
+    if facts.trace.measured("update_ratio")[between].all() and np.isfinite(here).all():
+        return NOTHING + KNOWN * float(np.sum(here)) * facts.trace.stride()
+    return NOTHING + MARGIN * float(np.max(ratios)) * float(np.sum(growth)) * facts.trace.stride()

@@ -52,7 +52,7 @@ def test_what_ends_with_the_shard_is_the_shards() -> None:
     raised = at(range(301, 351), loss=lambda old: old + 1.0)
     answer = find(facts(raised, each=shards_of(50), last=370))
     assert isinstance(answer, list)
-    assert answer[0].weight == 0.7
+    assert answer[0].weight == 0.8
     assert "those behind its end are not" in answer[0].says
     goes_on = find(facts(at(range(301, 371), loss=lambda old: old + 1.0), each=shards_of(50), last=370))
     assert isinstance(goes_on, list)
