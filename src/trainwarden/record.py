@@ -109,7 +109,10 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 #: Words by which a checkpoint event marks a state that is kept for examination alone, and one that was saved in haste (case E10).
-FORENSIC, EMERGENCY = ("forensic", "forensics", "examination", "debug", "post_mortem"), ("emergency", "preemption", "haste")
+FORENSIC, EMERGENCY = (
+    ("forensic", "forensics", "examination", "debug", "post_mortem"),
+    ("emergency", "preemption", "haste"),
+)
 
 
 def purpose_of(event: Event) -> str:
