@@ -12,7 +12,19 @@ import pytest
 from tests.cases.build import Row, Verdicts, judge, rows, steady
 from tests.cases.build_ranks import OfRank, Ranks, healthy, judge_ranks
 from tests.cases.registry import case
-from tests.rules.core.runs import BEGIN, Attempt, Played, acting, default_pack, plan_in, shifted, substituted, under
+from tests.rules.core.runs import (
+    BEGIN,
+    Attempt,
+    Played,
+    acting,
+    default_pack,
+    dirty,
+    plan_in,
+    seen,
+    shifted,
+    substituted,
+    under,
+)
 from trainwarden.exporter.checkpoints import catalogue
 from trainwarden.plan import Ledger
 from trainwarden.receiver.targets import UnreadableError, check_readable
@@ -151,40 +163,41 @@ def test_e10_an_emergency_checkpoint_is_no_target_either_but_one_to_resume_from(
 
 
 @case("E10")
-def test_e10_while_the_framework_makes_the_step_again_nothing_is_requested() -> None:
-    def played(*events: tuple[int, dict[str, Any]]) -> Played:
-        run = acting(default_pack())
+@pytest.mark.parametrize("ends", ["the event", "a later step"])
+def test_e10_while_the_framework_makes_the_step_again_nothing_is_requested(ends: str) -> None:
+    free, attempt = acting(default_pack()), Attempt(changes=[dirty(351, 400)], end="signal")
+    free.play(attempt, live=True, upto=380)
+    decided = next(one["step"] for one in free.incidents[0]["timeline"] if "Decided" in one["says"])
+    assert len(free.rollbacks) == 1
 
-        class Told(Attempt):
-            def lines(self) -> Any:
-                seq = 0
-                for line in super().lines():
+    class Again(Attempt):
+        """The framework says before it records the step that it makes it again."""
+
+        def lines(self) -> Any:
+            seq = 0
+            for line in super().lines():
+                if isinstance(line, Step) and line.step == decided:
                     seq += 1
-                    line.seq = seq
-                    yield line
-                    for step, fields in events:
-                        if isinstance(line, Step) and line.step == step:
-                            seq += 1
-                            yield Event(kind="rerun", time=line.time, seq=seq, step=step, fields=dict(fields))
+                    yield Event(kind="rerun", time=line.time, seq=seq, step=decided, fields={"state": "begin"})
+                seq += 1
+                line.seq = seq
+                yield line
 
-        def nan(step: int, signals: dict[str, Any]) -> None:
-            if step >= 400:
-                signals |= {"loss": math.nan, "grad_norm": {"all": math.nan}}
-
-        run.play(Told(changes=[nan], last=430, end=None, start={"precision": "float16"}), live=True)
-        return run
-
-    free = played()
-    (incident,) = free.incidents
-    assert incident["action"] == "rollback"
-    last = incident["timeline"][-1]["step"]
-    decided = next(one["step"] for one in incident["timeline"] if "Decided" in one["says"])
-    assert last is not None
-    held = played((decided - 1, {"state": "begin"}), (430, {"state": "end"}))
-    assert [one for one in held.rollbacks if one.created < BEGIN] == []
+    held, again = acting(default_pack()), Again(changes=[dirty(351, 400)], end="signal")
+    held.play(again, live=True, upto=decided)
     (incident,) = held.incidents
-    gates = {one["gate"]: one["answer"] for one in incident["gates"]}
-    assert "rerun" in gates
+    assert (incident["action"], incident["held_by"]) == ("rollback", "rerun")
+    assert held.rollbacks == []
+    newest = [line for line in again.lines() if isinstance(line, Step) and line.step <= decided + 1]
+    last = newest[-2]
+    if ends == "the event":
+        over = Event(kind="rerun", time=last.time, seq=last.seq + 1, step=decided, fields={"state": "end"})
+        held.take(Happened(again.who, 0, over))
+        held.take(seen(again, last.time, last.seq + 1))
+    else:
+        held.take(Steps(again.who, 0, (newest[-1],)))
+        held.take(seen(again, newest[-1].time, newest[-1].seq))
+    assert len(held.rollbacks) == 1
 
 
 # -- E05: the same trouble again and again is refused (its steps are those of the case, in records of a hundred)
