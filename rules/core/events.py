@@ -21,7 +21,7 @@ APART = ("start", "exit", "resume", "preflight", "lower_lr")
 LATER = (("state", "end"), ("deleted", True), ("pinned", True), ("abandoned", True), ("quarantined", True))
 #: What a phase must be to count as an occasion.
 PHASES = ("evaluation", "checkpoint")
-#: Steps behind an occasion within which something began right behind it (case A39: 1 to 3); a record may cover several.
+#: Steps behind an occasion within which something began right behind it (case A39: 1 to 3); see :func:`reach`.
 BEHIND = 3
 #: Characters of a kind that is remembered: what is longer is no word, and would be stored again and again.
 LONGEST = 40
@@ -73,13 +73,18 @@ def remember(events: Events, event: Event) -> None:
         del known[:-STEPS]
 
 
+def reach(stride: int) -> int:
+    """Return within how many steps something is right behind an occasion: a few, or the first record where each covers many."""
+    return max(BEHIND, stride)
+
+
 def behind(events: Events, onset: int, stride: int) -> dict[str, int]:
     """Return the occasions right behind which ``onset`` is: the kind and the step of the newest of each."""
     found = {}
     for kind in PHASES:
         known = events.steps.get(kind, [])
         place = bisect_right(known, onset)
-        if place and onset - known[place - 1] <= BEHIND * stride:
+        if place and onset - known[place - 1] <= reach(stride):
             found[kind] = known[place - 1]
     return found
 

@@ -235,6 +235,7 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
     nonfinite = trace.measured("loss")[rows] & ~np.isfinite(loss)
     counted = trace.column("nonfinite_loss")[rows]
     nonfinite = nonfinite | (np.isfinite(counted) & (counted > 0)) | _lost_gradient(trace, rows)
+    nonfinite = nonfinite | _masked(trace, rows)
     nonfinite &= (
         trace.left_out(rows) < trace.stride_column[: len(trace)][rows]
     )  # a guard kept it out: the model has nothing of it
@@ -245,6 +246,21 @@ def high_loss(trace: Trace, rows: slice, trend: Trend | None) -> tuple[Floats, B
         over = loss - trend.at(steps)
         excess = np.sign(over) * np.maximum(np.abs(over) - DOUBTS * trend.doubt(steps), 0.0) / trend.noise
         return excess, (excess > LOSS_SDS) | nonfinite, nonfinite
+
+
+def _masked(trace: Trace, rows: slice) -> Bools:
+    """Say at which rows a loss of exactly 0, or the one before it again, stands beside a gradient that is not finite (case A13).
+
+    A log's filter put it there: a loss that brings such a gradient is none. With a loss scale such a gradient is one skipped step.
+    """
+    broken = trace.measured("grad_norm")[rows] & ~np.isfinite(trace.column("grad_norm")[rows])
+    if not broken.any():
+        return broken
+    broken &= ~np.isfinite(trace.column("loss_scale")[rows])
+    before = trace.column("loss")[max(0, rows.start - 1) : rows.stop]
+    loss = trace.column("loss")[rows]
+    again = np.concatenate((np.full(len(loss) + 1 - len(before), np.nan), before[:-1]))
+    return broken & trace.measured("loss")[rows] & ((loss == 0) | (loss == again))
 
 
 def _lost_gradient(trace: Trace, rows: slice) -> Bools:

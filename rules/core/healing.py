@@ -17,6 +17,8 @@ Level = Literal["back", "high", "settled", "unknown"]
 
 #: Standard errors, and standard deviations of one record, above the trend from which the level is high.
 ERRORS, SDS = 4.0, 1.0
+#: Records behind the onset that tell the level soon after it, when a spike of a hundred is over and the trend still says something.
+SOON = slice(100, 200)
 #: The excess of the newer half over that of the older from which it is not coming down any more.
 STILL_FALLING = 0.75
 
@@ -50,7 +52,9 @@ def level(facts: Facts, since: int, level_steps: int) -> Level:
     if found is None:
         return "unknown"
     if not stands_above(found, facts.trend.noise):
-        return "back"
+        if not _stayed(facts, found):
+            return "back"
+        return "high" if facts.now - facts.onset < level_steps else "settled"
     if facts.now - since < level_steps:
         return "high"
     half = len(steps) // 2
@@ -60,3 +64,16 @@ def level(facts: Facts, since: int, level_steps: int) -> Level:
     if not stands_above(newer, facts.trend.noise):
         return "back"
     return "high" if newer.excess < STILL_FALLING * older.excess else "settled"
+
+
+def _stayed(facts: Facts, found: Shift) -> bool:
+    """Say whether only the doubt about a trend that was extrapolated far hides a level that stood above it behind the onset (case A11)."""
+    if facts.trend is None or found.excess <= SDS * facts.trend.noise:
+        return False
+    soon = shift(facts.trend, facts.steps[SOON], facts.loss[SOON])
+    return (
+        soon is not None
+        and soon.n >= (SOON.stop - SOON.start) // 2
+        and stands_above(soon, facts.trend.noise)
+        and found.excess >= STILL_FALLING * soon.excess
+    )

@@ -395,26 +395,30 @@ def _fired_for(incident: Incident) -> int:
     return incident.last_active_step - min(seen.since for seen in incident.rules.values())
 
 
-def believed(severity: str, offered: str, facts: Facts | None) -> str:
+def believed(severity: str, offered: str, facts: Facts | None, since: int | None = None) -> str:
     """Return the severity that counts of a rule which offers this verdict.
 
     A critical rule that speaks of the loss's level is a claim, and judgement looks for itself: until the level is seen to be high it
     counts as a warning. A mean over a window stays high long after a spike is over (case A01). A loss that comes back to where the
-    attempt before led, behind a resume since which it was too good, is not worth a word (case A09).
+    attempt before led, behind a resume since which it was too good, is not worth a word (case A09). ``since`` is the step from which a rule
+    held that joined later: what was before it is not what it speaks of, such as the bump of a resume that is over (case A07).
     """
     if facts is not None and held_back(facts.below, offered) and not high_now(facts, LEVEL_RECORDS):
         return "info"
-    if severity == "warning" and offered in SPIKE_CLAIMS and (facts is None or _within_noise(facts)):
+    if severity == "warning" and offered in SPIKE_CLAIMS and (facts is None or _within_noise(facts, since)):
         return "info"
     if severity != "critical" or offered not in LEVEL_CLAIMS:
         return severity
     return "critical" if facts is not None and high_now(facts, LEVEL_RECORDS) else "warning"
 
 
-def _within_noise(facts: Facts) -> bool:
+def _within_noise(facts: Facts, since: int | None = None) -> bool:
     """Say whether the loss since the onset left its trend by more than its noise at one step at most, as far as there is a trend."""
     known = bool(np.isfinite(facts.excess).any()) and not bool(facts.nonfinite.any())
-    return known and int(facts.loss_high.sum()) * facts.trace.stride() < 2
+    high = facts.loss_high
+    if since is not None:  # an expression may itself count two records before it holds
+        high = high[facts.steps >= since - 2 * facts.trace.stride()]
+    return known and int(high.sum()) * facts.trace.stride() < 2
 
 
 def raise_severity(turn: Turn, incident: Incident, severity: str) -> None:

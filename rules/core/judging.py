@@ -236,7 +236,7 @@ def _judge_incident(turn: Turn, run: Run, alive: Alive, incident: Incident, rele
         return
     for seen in incident.rules.values():
         if not held_back(alive.unit_doubted, seen.verdict):
-            raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts))
+            raise_severity(turn, incident, believed(seen.severity, seen.verdict, facts, seen.since))
     confirm(turn, incident, facts, record.time)
     if held_back(alive.unit_doubted, incident.verdict):
         turn.touch(incident)

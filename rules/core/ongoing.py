@@ -142,7 +142,7 @@ def _high(alive: Alive, trend: Trend | None) -> bool:
 
 
 def _old_level(incident: Incident, trend: Trend, alive: Alive, since: int, settings: Settings) -> bool:
-    """Say whether a rule that speaks of the loss's level says nothing but that it never came back: it is what it was before.
+    """Say whether a rule that speaks of the loss's level says nothing but that it never came back, or slowly: it has not risen since.
 
     What a rule compares may have begun to move ``level_steps`` before it holds.
     """
@@ -152,9 +152,24 @@ def _old_level(incident: Incident, trend: Trend, alive: Alive, since: int, setti
     first = max(trace.row(ended + 1), end - TREND_RECORDS)
     normal = fit(trace.steps[first:end], trace.column("loss")[first:end]) if first < end else None
     new = None if normal is None else shift(normal, trace.steps[-NEWEST:], trace.column("loss")[-NEWEST:])
-    if normal is None or new is None or not _high(alive, trend):
+    if normal is None or new is None:
         return False
-    return new.excess <= max(ERRORS * new.error, SDS * normal.noise) / 2
+    if new.excess > max(ERRORS * new.error, SDS * normal.noise) / 2 and not _lower(alive, end, settings.level_steps):
+        return False
+    since_then = slice(
+        trace.row(ended + 1), end
+    )  # where it was high, a rule that looks far back still sees that (case A04)
+    came_down = shift(trend, trace.steps[since_then], trace.column("loss")[since_then])
+    return _high(alive, trend) or (came_down is not None and stands_above(came_down, trend.noise))
+
+
+def _lower(alive: Alive, end: int, steps: int) -> bool:
+    """Say whether the newest losses are lower than those of the ``steps`` before row ``end``: a way back that flattens is no rise."""
+    trace = alive.trace
+    first = trace.row(int(trace.steps[max(end - 1, 0)]) - steps)
+    before, now = trace.column("loss")[first:end], trace.column("loss")[-NEWEST:]
+    before, now = before[np.isfinite(before)], now[np.isfinite(now)]
+    return bool(len(before) and len(now) and np.median(now) < np.median(before))
 
 
 def _graver(incident: Incident, alive: Alive, change: Change, settings: Settings) -> bool:

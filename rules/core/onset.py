@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from .baseline import Baseline
-from .facts import DOUBTS, dirty_rows, high_gradient, high_loss
+from .facts import DOUBTS, LOSS_SDS, dirty_rows, high_gradient, high_loss
 from .trace import Trace
 from .trend import Trend
 
@@ -20,6 +20,8 @@ from .trend import Trend
 LEAD_STEPS = 30
 #: Normal records that may lie between abnormal ones of one beginning.
 BREAKS = 1
+#: A loss that stands out by less than this many times the least, apart from what follows, is noise and leads up to nothing.
+WEAK = 1.5
 #: Records before a rule of the level first held in which the level may have shifted, as long as these rules' windows are.
 WINDOW = 400
 #: Records behind it that are looked at too, the least on either side of a shift, and the standard deviations from which it is told.
@@ -34,12 +36,13 @@ def onset(trace: Trace, since: int, trend: Trend | None, usual: dict[str, Baseli
     rows = trace.rows(since - reach, since + 1)
     if rows.stop - rows.start < 2:
         return since
-    _, loss_high, _ = high_loss(trace, rows, trend)
+    excess, loss_high, _ = high_loss(trace, rows, trend)
     odd = loss_high | high_gradient(trace, rows, usual) | dirty_rows(trace, rows, usual)
+    weak = loss_high & (excess < WEAK * LOSS_SDS) & ~high_gradient(trace, rows, usual) & ~dirty_rows(trace, rows, usual)
     steps = trace.steps[rows]
     first, breaks = since, 0
     for place in range(len(steps) - 1, -1, -1):
-        if odd[place]:
+        if odd[place] and not (breaks and weak[place]):
             first, breaks = int(steps[place]), 0
         elif steps[place] < since:
             breaks += 1

@@ -11,7 +11,7 @@ from trainwarden.plan import Applied
 from .attribution import weigh
 from .facts import Finding, high_gradient, high_loss
 from .reasoning import answered
-from .replays import same_losses, same_samples
+from .replays import same_batches
 from .state import Alive, Incident, IncidentState, Run
 from .trace import Trace
 from .turn import Turn
@@ -76,8 +76,7 @@ def _passed(trace: Trace, other: Trace, incident: Incident) -> bool:
     first, end = incident.onset - incident.uncertainty, incident.onset + BEHIND * trace.stride()
     if not _abnormal(other, incident, incident.onset, end) or _abnormal(trace, incident, first, end):
         return False
-    samples = same_samples(trace, other, incident.onset - COMPARED, incident.onset)
-    return bool(same_losses(trace, other, incident.onset) if samples is None else samples)
+    return same_batches(trace, other, incident.onset - COMPARED, incident.onset)
 
 
 def _abnormal(trace: Trace, incident: Incident, first: int, end: int) -> bool:

@@ -66,6 +66,16 @@ def same_samples(trace: Trace, other: Trace, first: int, last: int) -> bool | No
     return True if told else None
 
 
+def same_batches(trace: Trace, other: Trace, first: int, onset: int) -> bool:
+    """Say whether two attempts read the same batches up to ``onset``, by their positions since ``first`` and by their losses.
+
+    The same positions of another order are other samples: only the losses tell that (case A24), and where they tell nothing the positions
+    count.
+    """
+    samples, losses = same_samples(trace, other, first, onset), same_losses(trace, other, onset)
+    return samples is not False and bool(samples if losses is None else losses)
+
+
 def _correlation(one: Floats, two: Floats) -> float | None:
     """Return Pearson's correlation by ranks (Spearman), which a spike in one of the two does not rule; None without variation."""
     first, second = np.argsort(np.argsort(one)).astype(np.float64), np.argsort(np.argsort(two)).astype(np.float64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .facts import Facts
-from .healing import stands_above
+from .healing import ERRORS, stands_above
 from .trend import shift
 
 #: Shapes that only a rule can see; the earlier one wins.
@@ -25,6 +25,8 @@ LASTS_RECORDS = 5
 RUNAWAY = 1.5
 #: Records behind the onset over which a rule's word on the level is checked: as many as its window has.
 LEVEL_RECORDS = 200
+#: Records that tell whether a loss comes back, and the part of its excess that it must have lost from one half of them to the other.
+BACK_RECORDS, BACK = 100, 0.02
 #: Records that a shape over time needs.
 ENOUGH = 20
 #: Verdicts that page: they do not pass by themselves.
@@ -80,7 +82,7 @@ def shape(facts: Facts, healed: bool, settled: bool, persist_steps: int) -> str:
         return "divergence"
     stays = still_high(facts, STAYS_STEPS) or (facts.loss_high[-3:].all() and facts.dirty[-3:].all())
     if (persisted(facts, persist_steps) and _most_high(facts)) or (lasted >= STAYS_STEPS and stays):
-        return "level_shift"
+        return "slow_recovery" if coming_back(facts) else "level_shift"
     return "outlier" if lasted <= stride and facts.now > facts.onset + 3 * stride else "transient_spike"
 
 
@@ -89,7 +91,7 @@ def claimed_level(facts: Facts) -> bool:
 
     The records behind the onset tell: the farther the trend is extrapolated, the less it says of so little.
     """
-    if "level_shift" not in facts.offered or facts.trend is None or facts.records < LEVEL_RECORDS // 4:
+    if not {"level_shift", "drift"} & set(facts.offered) or facts.trend is None or facts.records < LEVEL_RECORDS // 4:
         return False
     found = shift(facts.trend, facts.steps[:LEVEL_RECORDS], facts.loss[:LEVEL_RECORDS])
     return found is not None and stands_above(found, facts.trend.noise)
@@ -138,6 +140,22 @@ def still_high(facts: Facts, steps: int) -> bool:
     if len(older) == 0 or len(newer) == 0:
         return True
     return float(np.median(newer)) > 0.75 * float(np.median(older))
+
+
+def coming_back(facts: Facts) -> bool:
+    """Say whether a spike is over and the loss comes down from it step by step, slowly as it may (case A04: over two thousand steps).
+
+    The newer half of the last hundred records must lie below the older one by more than their errors and by a part of the excess, and
+    all of them far below the highest.
+    """
+    recent = facts.excess[-BACK_RECORDS:]
+    half = len(recent) // 2
+    older, newer = recent[:half][np.isfinite(recent[:half])], recent[half:][np.isfinite(recent[half:])]
+    if min(len(older), len(newer)) < BACK_RECORDS // 4 or facts.trend is None:
+        return False
+    error = ERRORS * (2 * facts.trend.correlation / min(len(older), len(newer))) ** 0.5
+    fallen = float(np.mean(older)) - float(np.mean(newer))
+    return fallen > max(error, BACK * float(np.mean(older))) and float(np.mean(newer)) > error
 
 
 def _runs_away(facts: Facts) -> bool:

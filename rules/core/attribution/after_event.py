@@ -8,7 +8,7 @@ and skip samples runs into the next evaluation.
 from __future__ import annotations
 
 from trainwarden.rules.core.counted import counted
-from trainwarden.rules.core.events import BEHIND, PHASES, behind
+from trainwarden.rules.core.events import PHASES, behind, reach
 from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible
 
 #: What is said where this line looked and found nothing.
@@ -29,7 +29,7 @@ def find(facts: Facts) -> Evidence:
         interval = facts.events.interval(kind)
         if kind == "checkpoint" and here.get(kind) == facts.resumed_from:
             continue  # what it was loaded from was saved by another process
-        if kind not in here or (interval is not None and interval < RARE * BEHIND * stride):
+        if kind not in here or (interval is not None and interval < RARE * reach(stride)):
             continue
         times = 1 + len(_earlier(facts, kind, here[kind], stride))
         if best is None or times > best[0]:
@@ -62,4 +62,4 @@ def find(facts: Facts) -> Evidence:
 def _earlier(facts: Facts, kind: str, step: int, stride: int) -> set[int]:
     """Return the other events of a kind right behind which an incident began."""
     steps = {one.behind[kind] for one in facts.events.beginnings if kind in one.behind}
-    return {one for one in steps if abs(one - step) > BEHIND * stride}
+    return {one for one in steps if abs(one - step) > reach(stride)}

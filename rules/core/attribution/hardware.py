@@ -18,6 +18,11 @@ CLEAR = "No rank stood out alone."
 REPEATED = 0.9
 #: What it weighs that a rank's batch is unlike the others', and that its parameters are like theirs.
 UNLIKE, EQUAL = 0.75, 0.2
+#: What tells a rank's data from its hardware (case A24).
+SWAP = (
+    "Run step {step} again with the suspect host's samples on another host (swap them): if it goes with the samples it is the data, if it "
+    "stays with the host it is the hardware."
+)
 #: Causes that all ranks would share.
 OF_ALL = ("optimizer_state", "learning_rate", "model")
 
@@ -51,8 +56,9 @@ def _alone(facts: Facts) -> list[Finding]:
     if whose.step is not None and whose.equal_at is not None and whose.equal_at >= whose.step:
         equal = f"Its parameters were still those of the others at step {whose.equal_at}."
         against.append(Finding(kind="one_rank", step=whose.equal_at, cause="data", weight=EQUAL, says=equal))
+    test = "" if whose.batch else SWAP.format(step=whose.step)
     return [
-        Finding(kind="one_rank", step=whose.step, cause="hardware", weight=0.3, says=says),
+        Finding(kind="one_rank", step=whose.step, cause="hardware", weight=0.3, says=says, test=test),
         Finding(kind="one_rank", step=whose.step, cause="data", weight=0.25, says=says),
         Finding(kind="one_rank", step=whose.step, cause="numeric", weight=-0.3, says=says),
         *against,

@@ -7,7 +7,7 @@ not restore. An incident that a *later* attempt passes is judged again by it (do
 from __future__ import annotations
 
 from trainwarden.rules.core.facts import Evidence, Facts, Finding, NotPossible, high_gradient, high_loss
-from trainwarden.rules.core.replays import same_losses, same_samples
+from trainwarden.rules.core.replays import same_batches
 from trainwarden.rules.core.resumed import UNPLANNED
 from trainwarden.rules.core.trace import Trace
 
@@ -28,8 +28,7 @@ def find(facts: Facts) -> Evidence:
         other = facts.traces[attempt]
         if not _made(facts, other):
             continue
-        samples = same_samples(facts.trace, other, facts.onset - COMPARED, facts.onset)
-        if not (same_losses(facts.trace, other, facts.onset) if samples is None else samples):
+        if not same_batches(facts.trace, other, facts.onset - COMPARED, facts.onset):
             continue
         if _abnormal(facts, other):
             broke = True

@@ -20,7 +20,7 @@ from trainwarden.rules.core.feed import dump, load
 from trainwarden.rules.core.inputs import Happened, Steps
 from trainwarden.rules.core.machines import Machines, describe, failed, first_failed, narrow
 from trainwarden.rules.core.ranks import Mark, RankWatch, advance, scan
-from trainwarden.rules.core.replays import same_losses, same_samples
+from trainwarden.rules.core.replays import same_batches, same_losses, same_samples
 from trainwarden.rules.core.settings import Settings
 from trainwarden.rules.core.state import Checkpoint
 from trainwarden.rules.core.targets import choose
@@ -221,6 +221,13 @@ def test_the_same_batches_show_in_the_noise_of_the_losses() -> None:
     assert same_losses(trace(1), trace(1, first=140), 150) is None
     assert same_samples(trace(1), trace(2), 100, 120) is True
     assert same_samples(trace(1), trace(1, first=300, last=310), 100, 120) is None
+
+
+def test_the_same_positions_of_another_order_are_other_batches() -> None:
+    assert same_batches(trace(1), trace(1, first=100, off=0.3), 130, 150)
+    assert not same_batches(trace(1), trace(2, first=100), 130, 150)  # the same positions, other losses
+    assert same_batches(trace(1), trace(2, first=140), 141, 150)  # too few losses to tell: the positions count
+    assert not same_batches(trace(1), trace(1, first=300, last=310), 130, 150)
 
 
 def scales(falls: int) -> Trace:

@@ -21,6 +21,31 @@ def test_both_within_a_step_point_to_the_batch() -> None:
     assert {one.cause for one in found} == {"data", "numeric"}
 
 
+def test_one_odd_record_before_the_loss_rises_is_no_rise() -> None:
+    norms = gradients(dict.fromkeys(range(301, 312), 5.0))
+    found = find(facts(norms, spike({302: 0.3, 305: 3.0, 306: 2.0})))
+    assert {one.cause for one in found} == {"optimizer_state", "learning_rate"}
+    assert "4 steps before" in found[0].says
+    # What is as high as all that follows is one, and so is what comes long before.
+    assert {one.cause for one in find(facts(norms, spike({302: 2.9, 305: 3.0, 306: 2.0})))} == {"data", "numeric"}
+    assert {one.cause for one in find(facts(norms, spike({302: 0.3, 309: 3.0, 310: 2.0})))} == {"data", "numeric"}
+
+
+def test_the_batch_whose_update_did_the_harm_is_named_once_the_loss_stays_up() -> None:
+    high = spike(dict.fromkeys(range(302, 360), 2.0))
+    weights = {one.cause: one.weight for one in find(facts(gradients({301: 9.0}), high, last=340))}
+    assert weights["data"] > 0.5 > weights["numeric"] + weights["hardware"]
+    assert "data show --step 301" in find(facts(gradients({301: 9.0}), high, last=340))[0].test
+    # Too soon to tell, a gradient that had been rising, one that is not as large, a loss that came back: no more than before.
+    for made in (
+        facts(gradients({301: 9.0}), high, last=320),
+        facts(gradients({300: 4.0, 301: 9.0}), high, last=340, onset=300),
+        facts(gradients({301: 4.0}), high, last=340),
+        facts(gradients({301: 9.0}), spike({302: 2.0, 303: 2.0}), last=340),
+    ):
+        assert max(one.weight for one in find(made)) <= 0.25
+
+
 def test_a_loss_without_any_change_of_the_gradient_is_a_hard_batch() -> None:
     (found,) = find(facts(spike({301: 2.0})))
     assert found.cause == "data"
