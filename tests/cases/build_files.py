@@ -63,7 +63,7 @@ def journal(folder: Path, placed: Sequence[tuple[Start, int, Step | Event]]) -> 
 def replayed(*paths: Path, options: Sequence[str] = ()) -> Verdicts:
     """Return what ``trainwarden replay … --output json`` says of the one run that the files hold."""
     ran = CliRunner().invoke(app, ["replay", *map(str, paths), "--output", "json", *options])
-    assert ran.exit_code == 0, ran.output
+    assert ran.exit_code == 0, ran.output + "".join(map(str, ran.exc_info or ()))
     (one,) = json.loads(ran.stdout)
     return verdicts(one)
 
