@@ -154,7 +154,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     cheapest_test: str
     explained: str = ""
-    answers: list[Answer] = []
+    answers: tuple[Answer, ...] = ()
 
 
 def attribute(facts: Facts) -> Cause:
@@ -169,7 +169,7 @@ def attribute(facts: Facts) -> Cause:
     findings = probe_answer.outweigh(findings)
     cause = weigh(findings, facts.onset)
     asked = next((finding.test for finding in findings if finding.test), "")
-    return replace(cause, answers=answers, cheapest_test=asked or cause.cheapest_test)
+    return replace(cause, answers=tuple(answers), cheapest_test=asked or cause.cheapest_test)
 
 
 def answer(line: Line, found: Evidence) -> Answer:
