@@ -6,7 +6,20 @@ import json
 import math
 from typing import Any
 
-from tests.rules.core.runs import Attempt, Played, acting, core, dirty, not_a_number, only, plan_in, substituted, under
+from tests.rules.core.runs import (
+    Attempt,
+    Played,
+    acting,
+    core,
+    default_pack,
+    dirty,
+    not_a_number,
+    only,
+    plan_in,
+    spike,
+    substituted,
+    under,
+)
 from trainwarden.rules.core.effects import Save
 
 
@@ -62,6 +75,7 @@ def test_curves_are_json_with_words_for_what_is_not_finite_and_null_for_what_is_
 
 
 def test_a_piece_of_information_keeps_no_curves() -> None:
-    played = core()
-    played.play(Attempt(last=400))
+    played = core(default_pack())
+    played.play(Attempt(last=600, changes=[spike({401: 0.4})]))
+    assert [one["severity"] for one in played.incidents] == ["info"]
     assert not [one for one in played.effects if isinstance(one, Save) and one.kind == "curves"]
