@@ -11,7 +11,14 @@ from trainwarden import plan as plans
 from trainwarden.plan import MOST_LOWERED, Lowering, Plan, PlanError, Target
 
 PLAN = Plan(
-    plan_id="p-1", run_uid="u", for_attempt=3, action="lower_lr", lr_factor=0.25, at_step=100, lr_steps=10, lr_return_steps=2
+    plan_id="p-1",
+    run_uid="u",
+    for_attempt=3,
+    action="lower_lr",
+    lr_factor=0.25,
+    at_step=100,
+    lr_steps=10,
+    lr_return_steps=2,
 )
 
 
@@ -30,7 +37,16 @@ def test_it_comes_back_as_it_was_and_names_its_steps() -> None:
 def test_the_rate_is_lowered_for_its_steps_and_comes_back_evenly() -> None:
     lowering = PLAN.lowering
     assert lowering is not None
-    assert [lowering.at(step) for step in (1, 99, 100, 109, 110, 111, 112, 10**9)] == [1, 1, 0.25, 0.25, 0.5, 0.75, 1, 1]
+    assert [lowering.at(step) for step in (1, 99, 100, 109, 110, 111, 112, 10**9)] == [
+        1,
+        1,
+        0.25,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        1,
+    ]
     at_once = Lowering(factor=0.25, first_step=100, steps=10)
     assert [at_once.at(step) for step in (99, 100, 109, 110)] == [1, 0.25, 0.25, 1]
 
