@@ -77,8 +77,9 @@ def new_state(settings: Settings, pack: Any, engines: AlertSource | None = None)
 def dump(state: State, runs: Iterable[str] | None = None) -> dict[str, bytes]:
     """Return what the core remembers, without settings and rules: a part for each run, and one that is about no run.
 
-    ``runs`` (by ``run_uid``) are those whose part is wanted, all by default; the other part always is. Runs share nothing, so
-    parts of different moments make a state: in it each run is as it was at its own.
+    ``runs`` (by ``run_uid``) are those whose part is wanted, all by default; the other part always is. Runs share nothing but
+    what is remembered of their data, which is noted again under the same names, so parts of different moments make a state: in it each
+    run is as it was at its own.
     """
     return dump_memory(state.memory, runs)
 
