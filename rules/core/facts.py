@@ -260,7 +260,8 @@ def _masked(trace: Trace, rows: slice) -> Bools:
     before = trace.column("loss")[max(0, rows.start - 1) : rows.stop]
     loss = trace.column("loss")[rows]
     again = np.concatenate((np.full(len(loss) + 1 - len(before), np.nan), before[:-1]))
-    return broken & trace.measured("loss")[rows] & ((loss == 0) | (loss == again))
+    found: Bools = broken & trace.measured("loss")[rows] & ((loss == 0) | (loss == again))
+    return found
 
 
 def _lost_gradient(trace: Trace, rows: slice) -> Bools:

@@ -153,7 +153,7 @@ def coming_back(facts: Facts) -> bool:
     older, newer = recent[:half][np.isfinite(recent[:half])], recent[half:][np.isfinite(recent[half:])]
     if min(len(older), len(newer)) < BACK_RECORDS // 4 or facts.trend is None:
         return False
-    error = ERRORS * (2 * facts.trend.correlation / min(len(older), len(newer))) ** 0.5
+    error = ERRORS * float(np.sqrt(2 * facts.trend.correlation / min(len(older), len(newer))))
     fallen = float(np.mean(older)) - float(np.mean(newer))
     return fallen > max(error, BACK * float(np.mean(older))) and float(np.mean(newer)) > error
 
