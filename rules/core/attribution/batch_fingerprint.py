@@ -20,6 +20,8 @@ BY_CHANCE = 0.25
 #: What batches that look as ever weigh, and what where it began with a shard and ended with it, or where a shard begins there that does
 #: so one time in a hundred: of targets that are wrong, or text that makes no sense, a fingerprint tells nothing.
 CLEAN, UNSEEN, RARELY = -0.5, -0.2, 0.01
+#: Batches that are looked at together, at least and at most; standard errors and factor by which their middle is off, and what that weighs.
+SEVERAL, OFF, APART, TOGETHER = (15, 40), 8.0, 1.4, 0.6
 #: Steps around the onset at which the first dirty batch must lie to have started it.
 NEAR = 3
 
@@ -37,6 +39,11 @@ def find(facts: Facts) -> Evidence:
     if count == 0 and facts.whose.kind in ("loss", "gradient", "nonfinite") and 0 not in facts.whose.ranks:
         return NotPossible("the fingerprint is that of the first rank's batches, and another rank stood out")
     if count == 0:
+        together = _together(facts)
+        if together:
+            return [
+                Finding(kind="batch_fingerprint", step=facts.onset, cause="data", weight=TOGETHER, says=together),
+            ]
         shard = begun(facts)
         return [
             Finding(
@@ -79,6 +86,29 @@ def find(facts: Facts) -> Evidence:
             says=f"The batch of step {first} is far off the baseline: {worst}.",
         )
     ]
+
+
+def _together(facts: Facts) -> str:
+    """Return what says that the first batches since the onset are off as a whole though none is by itself, an empty text where they are not."""
+    said = []
+    for name in FINGERPRINT[:2]:
+        usual = facts.usual.get(name)
+        values = facts.trace.column(name)[facts.rows][: SEVERAL[1]]
+        values = values[np.isfinite(values)]
+        if usual is None or usual.noise <= 0 or usual.median <= 0 or len(values) < SEVERAL[0]:
+            continue
+        middle = float(np.median(values))
+        error = 1.2533 * usual.noise / np.sqrt(len(values))
+        if (
+            abs(middle - usual.median) > OFF * error
+            and max(middle / usual.median, usual.median / max(middle, 1e-12)) > APART
+        ):
+            said.append(f"{name} {middle:.4g} against {usual.median:.4g}")
+    return (
+        f"The batches since step {facts.onset} are off as a whole, though none by itself: {', '.join(said)}."
+        if said
+        else ""
+    )
 
 
 def _share(facts: Facts) -> float:

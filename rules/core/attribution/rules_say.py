@@ -19,8 +19,8 @@ CLEAR = "None of the alerts names a cause by itself."
 
 #: What a rule's own word weighs, and on the model where it began to hold only behind the first of several high losses.
 WEIGHT, LATE = 0.8, 0.2
-#: High losses that are a rise.
-RISEN = 5
+#: High losses behind which a rise is no news: a rule with a window may see its own a few records late.
+RISEN = 15
 
 
 def find(facts: Facts) -> Evidence:

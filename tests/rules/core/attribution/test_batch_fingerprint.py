@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tests.rules.core.made_up_facts import at, facts
 from tests.rules.core.runs import dirty
 from trainwarden.rules.core.attribution.batch_fingerprint import find
@@ -42,3 +46,19 @@ def test_without_a_fingerprint_nothing_is_said() -> None:
                 del record.signals[name]  # type: ignore[attr-defined]
 
     assert isinstance(find(facts(each=forget)), NotPossible)
+
+
+def test_batches_none_of_which_is_far_off_may_be_so_together() -> None:
+    def noisy(step: int, signals: dict[str, Any]) -> None:
+        chance = np.random.default_rng(step)
+        signals["batch_unique_token_ratio"] = float(chance.normal(0.15 if step >= 301 else 0.24, 0.03))
+
+    together = facts(noisy, last=340)
+    assert not together.dirty.any()
+    answer = find(together)
+    assert isinstance(answer, list)
+    assert (answer[0].cause, answer[0].weight) == ("data", 0.6)
+    assert "as a whole" in answer[0].says
+    few = find(facts(noisy, last=310))
+    assert isinstance(few, list)
+    assert few[0].weight < 0
