@@ -15,7 +15,6 @@ import torch
 
 from trainwarden.demo import train
 
-
 PACE = 0.02
 
 

@@ -78,7 +78,10 @@ def watched(folder: Path, dirty: bool) -> Watched:
     config = layout.ops / "trainwarden.yml"
     text = config.read_text().replace("500ms", "200ms")
     first, _, rest = text.partition("policy:\n")
-    config.write_text(first + POLICY + rest[rest.index("receiver:") :])
+    policy = (
+        POLICY if dirty else f"{POLICY}  confidence: 0.99\n"
+    )  # whatever the moments say, it is not believed without a probe
+    config.write_text(first + policy + rest[rest.index("receiver:") :])
     command = arms.training_command(layout, "treated", SEED, SCALE)
     script = [sys.executable, str(Path(__file__).with_name("probed_training.py"))]
     training = [*script, "0" if dirty else str(answer.first_step), *command[3:]]
@@ -130,6 +133,9 @@ def test_samples_that_pass_were_met_by_a_bad_state_and_nothing_is_left_out(tmp_p
     assert (probe.action, probe.for_attempt) == ("probe", 1), told(found)
     asked = next(one for one in found.incidents if one["action"] == "probe")
     assert asked["verification"]["answer"] == "passed", told(found)
-    assert asked["cause"]["name"] == "optimizer_state", told(found)
+    scores = asked["cause"]["scores"]  # the state was damaged: by what, a replay of the samples does not tell
+    assert max(scores, key=scores.get) in ("optimizer_state", "hardware"), told(found)
+    assert scores.get("data", 0.0) < 0.1, told(found)
+    assert scores["optimizer_state"] >= 0.5, told(found)
     assert asked["state"] == "recovered", told(found)
     assert asked["suspect_samples"] == []
