@@ -26,7 +26,8 @@ class Past:
     rolled_back: bool  #: this attempt began with a plan
     steps_run: int  #: steps of this attempt until now
     ramp_steps: int = 0  #: steps of the plan's ramp
-    answered: bool = False  #: the attempt was a probe, and what it asked about came again: the next plan waits for nothing
+    #: The attempt was a probe, and what it asked about came again: the next plan waits for nothing.
+    answered: bool = False
     mismatch: str = ""  #: severity of a rule that found this attempt to have resumed wrongly
     handed_over: bool = False  #: a rollback before this went wrong, and the person who was called has not spoken yet
     targets: bool = True  #: there is a checkpoint from before the onset
