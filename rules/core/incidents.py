@@ -39,6 +39,8 @@ PERSISTS = 20
 LEVEL_RECORDS = 20
 #: Verdicts of rules that are information alone where the loss stays within its noise: a ratio of losses near zero is large by nothing.
 SPIKE_CLAIMS = ("transient_spike",)
+#: Deviations up to which a loss that was high before a rule held is a bump of its own, such as that of a resume; more is told in any case.
+BUMP_SDS = 20.0
 #: Steps without an alert after which a piece of information is over: the next odd batch is another one.
 INFO_HEALS = 10
 #: Steps after a piece of information was opened from which what befalls one rank is another event.
@@ -416,7 +418,9 @@ def _within_noise(facts: Facts, since: int | None = None) -> bool:
     """Say whether the loss since the onset left its trend by more than its noise at one step at most, as far as there is a trend."""
     known = bool(np.isfinite(facts.excess).any()) and not bool(facts.nonfinite.any())
     high = facts.loss_high
-    if since is not None:  # an expression may itself count two records before it holds
+    if (
+        since is not None and float(np.nanmax(facts.excess, initial=0.0)) < BUMP_SDS
+    ):  # an expression may count two records before it holds
         high = high[facts.steps >= since - 2 * facts.trace.stride()]
     return known and int(high.sum()) * facts.trace.stride() < 2
 
