@@ -104,10 +104,10 @@ def stale_norms(watches: dict[str, Watch], block: Block) -> tuple[Bools | None, 
     """
     norm = block.columns.get(("grad_norm", "all"))
     skips, scale = block.columns.get(("skipped",)), block.columns.get(("loss_scale",))
-    if norm is None or (skips is None and scale is None):
+    if norm is None:
         return None, []
     watch, scales = watches.setdefault("stale grad_norm", Watch()), watches.setdefault("stale scale", Watch())
-    equal = _equal_to_last(watch, norm)
+    equal = _equal_to_last(watch, norm)  # also where nothing tells of skipped steps: the next block may
     skipped = np.zeros(len(block), dtype=np.bool_) if scale is None else _fell(scales, scale)
     if skips is not None:
         skipped |= skips.present & (skips.values > 0)

@@ -188,6 +188,15 @@ def test_a_norm_that_repeats_without_a_skipped_step_is_a_norm() -> None:
     assert present(records(rows), ("grad_norm", "all")) == ([True] * 20, [])
 
 
+def test_a_norm_that_the_first_skipped_step_of_all_repeats_is_known_from_the_block_before() -> None:
+    rows: list[dict[str, Any]] = [{"loss": NOISE[step], "grad_norm": {"all": 1.0 + step // 20}} for step in range(21)]
+    rows.append({"loss": NOISE[21], "grad_norm": {"all": 2.0}, "skipped": 1.0})
+    for cuts in ([], [21], [20, 21]):
+        seen, said = present(records(rows), ("grad_norm", "all"), cuts)
+        assert seen == [True] * 21 + [False]
+        assert said == [(22, "repeated_signal", "grad_norm")]
+
+
 @given(st.data())
 def test_any_cut_gives_the_same_masks(data: Any) -> None:
     size = data.draw(st.integers(1, 40))
