@@ -4,7 +4,7 @@
 PYTHON ?= python3
 SEED ?= 2
 ARGS ?=
-# Of the tests: one worker runs those that start processes, one after another, the others share the rest. 0: no workers.
+# Workers that share the tests: those that train processes are one part, those that start servers another. 0: no workers.
 WORKERS ?= 2
 
 BIN := .venv/bin

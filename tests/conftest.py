@@ -28,27 +28,30 @@ settings.register_profile(
 )
 settings.load_profile("house")
 
-#: Where tests start servers and train with several processes: these are run one after another, by one worker.
-STARTS_PROCESSES = (
-    "tests/demo",
-    "tests/e2e",
-    "tests/exporter",
-    "tests/receiver",
-    "tests/rules/cli",
-    "tests/rules/daemon",
-    "tests/test_deploy_files.py",
-    "tests/test_readme.py",
-)
+#: Where tests start processes. Those of one place are run one after another by one worker: the processes that train, and the servers.
+TOGETHER = {
+    "processes that train": ("tests/exporter",),
+    "servers": (
+        "tests/demo",
+        "tests/e2e",
+        "tests/receiver",
+        "tests/rules/cli",
+        "tests/rules/daemon",
+        "tests/test_deploy_files.py",
+        "tests/test_readme.py",
+    ),
+}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests out among workers: those that start processes go to one of them, the others by file."""
+    """Share the tests out among workers: by :data:`TOGETHER`, all others by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "processes" if nodeid.startswith(STARTS_PROCESSES) else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            return next((name for name, places in TOGETHER.items() if file.startswith(places)), file)
 
     return Scheduling(config, log)
 

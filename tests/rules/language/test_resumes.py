@@ -131,7 +131,7 @@ def test_an_exact_multiple_is_unknown_until_its_unit_is_decided(factor: float) -
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("parent(weight_rms) > 1", "weight_rms.all of a parent is not remembered"),
+        ("parent(activation_rms) > 1", "activation_rms.all of a parent is not remembered"),
         ('parent(grad_norm{group="mlp"}) > 1', "grad_norm.mlp of a parent is not remembered"),
         ("parent(at_resume(lr)) > 1", "no function of the resume"),
         ("parent(idle()) > 1", "are of no record"),
