@@ -23,9 +23,9 @@ class Scale:
     warmup_steps: int = 40
     checkpoint_every: int = 50
     """Steps between checkpoints; 0 writes none."""
-    keep_checkpoints: int = 4
+    keep_checkpoints: int = 8
     """Checkpoints that a run keeps of its line; it deletes older ones. A rollback goes back behind the onset, two hundred steps
-    at most here, and wants others to fall back to."""
+    at most here, and wants others to fall back to; a daemon that was down catches up meanwhile."""
     reserve: float = 0.05
     """Share of the training rows that is held back to stand in for skipped ones."""
 
