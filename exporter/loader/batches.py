@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwarden.plan import SkipMode
+from trainwarden.ranges import length, within
 from trainwarden.record import Ranges, ShardSpan
 
-from . import ranges as algebra
 from .order import Order
 from .permutation import Indices
-from .ranges import Mask, RangeSet
+from .ranges import Mask, RangeSet, of_positions
 from .reserve import Reserve
 from .shards import Shards
 from .skips import Skips
@@ -101,7 +101,7 @@ class Batches:
             positions = np.arange(size)
             kept = int(np.count_nonzero(self._is_kept(epoch, positions)))
         else:
-            kept = size - algebra.length(algebra.within(removed.ranges, 0, size))
+            kept = size - length(within(removed.ranges, 0, size))
             if self._removed_rows:
                 kept -= self._order.count(epoch, self._removed_rows)
         full, left = divmod(kept, self._share.batch_size * self._share.world)
@@ -158,7 +158,7 @@ class Batches:
             drawn = slice(None) if replaced is None else ~replaced
             spans = self._spans(epoch, positions[drawn], shard_of[drawn])
         substituted = 0 if replaced is None else int(np.count_nonzero(replaced))
-        return Batch(rows.tolist(), end, algebra.of_positions(positions), spans, substituted)
+        return Batch(rows.tolist(), end, of_positions(positions), spans, substituted)
 
     def rows(self, epoch: int, positions: Indices) -> tuple[Indices, Indices, Mask | None]:
         """Return the row read at each position, the row that the order has there, and where they differ (None: nowhere)."""

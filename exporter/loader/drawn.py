@@ -12,10 +12,12 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from . import ranges as algebra
+from trainwarden.orderkey import reserve_size
+from trainwarden.ranges import within
+
 from .permutation import Indices
-from .ranges import Mask, RangeSet
-from .reserve import Reserve, reserve_size
+from .ranges import Mask, RangeSet, of_positions
+from .reserve import Reserve
 from .shards import Shards
 from .skips import Refusals, Skips, excluded_rows
 
@@ -51,7 +53,7 @@ class Drawn:
         self._excluded = RangeSet([span for ranges in excluded.values() for span in ranges.ranges])
         self._skipped = {epoch: RangeSet(skips.in_epoch(epoch)) for epoch in skips.epochs()}
         gone = [
-            RangeSet(algebra.of_positions(np.sort(self.order(epoch, positions_of(ranges, size)))))
+            RangeSet(of_positions(np.sort(self.order(epoch, positions_of(ranges, size)))))
             for epoch, ranges in self._skipped.items()
         ]
         self._held.learn(shards, [self._excluded, *gone])
@@ -108,5 +110,5 @@ class Drawn:
 
 def positions_of(ranges: RangeSet, size: int) -> Indices:
     """Return the positions of some ranges that an epoch of ``size`` samples has."""
-    parts = [np.arange(first, end) for first, end in algebra.within(ranges.ranges, 0, size)]
+    parts = [np.arange(first, end) for first, end in within(ranges.ranges, 0, size)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

@@ -24,10 +24,11 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from trainwarden.orderkey import key
+
 from .batches import Batch, Batches, Share
 from .consumed import Consumed, Tally
 from .order import OrderFunction, make_order
-from .permutation import key
 from .rebuilt import told_of
 from .shards import Shards
 from .skips import Refusals, Skips, excluded_rows

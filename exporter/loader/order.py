@@ -13,9 +13,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from .permutation import Indices, Permutation, key
+from trainwarden.orderkey import OF_ROWS, OF_SHARDS, key, reserve_size
+
+from .permutation import Indices, Permutation
 from .ranges import RangeSet
-from .reserve import Reserve, reserve_size
+from .reserve import Reserve
 from .shards import Shards
 
 OrderName = Literal["sequential", "shuffle", "blocks"]
@@ -23,7 +25,6 @@ OrderName = Literal["sequential", "shuffle", "blocks"]
 OrderFunction: TypeAlias = Callable[[int, int], Any]
 
 ORDERS: tuple[OrderName, ...] = ("sequential", "shuffle", "blocks")
-_OF_SHARDS, _OF_ROWS = 0x6F7264657201, 0x6F7264657202
 #: Rows are computed this many at a time: about 1 ms, once in so many samples.
 _CHUNK = 8192
 
@@ -137,7 +138,7 @@ class _SegmentOrder:
         if layout is None:
             sequence = np.arange(self._sizes.size)
             if self.name == "blocks":
-                sequence = Permutation(sequence.size, key(self._seed, _OF_SHARDS, epoch))(sequence)
+                sequence = Permutation(sequence.size, key(self._seed, OF_SHARDS, epoch))(sequence)
             ends = np.cumsum(self._sizes[sequence])
             layout = (sequence, ends - self._sizes[sequence])
             _keep(self._layouts, epoch, layout)
@@ -159,7 +160,7 @@ class _SegmentOrder:
         if self.name != "sequential":
             for segment in np.unique(segments):
                 here = segments == segment
-                shuffle = Permutation(int(self._sizes[segment]), key(self._seed, _OF_ROWS, epoch, int(segment)))
+                shuffle = Permutation(int(self._sizes[segment]), key(self._seed, OF_ROWS, epoch, int(segment)))
                 offsets[here] = shuffle(offsets[here])
         places = self._firsts[segments] + offsets
         rows: Indices = places + np.searchsorted(self._before, places, side="right")

@@ -13,27 +13,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.orderkey import ROUNDS, key
+
 Indices: TypeAlias = npt.NDArray[np.int64]
-
-_WORD = (1 << 64) - 1
-#: Rounds of the network: four suffice to be pseudo-random (Luby and Rackoff 1988); twice that for small halves.
-_ROUNDS = 8
-
-
-def key(*words: int) -> int:
-    """Mix any whole numbers (seed, epoch, a purpose) into a key of 64 bits; their order counts."""
-    mixed = 0x9E3779B97F4A7C15
-    for word in words:
-        mixed = _finish((mixed + (word & _WORD) + 0x9E3779B97F4A7C15) & _WORD)
-        mixed = _finish(mixed ^ ((word >> 64) & _WORD))  # a negative or a long seed is another seed than its low half
-    return mixed
-
-
-def _finish(word: int) -> int:
-    """Finalise as splitmix64 does (Steele, Lea and Flood 2014)."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
 
 
 class Permutation:
@@ -51,7 +33,7 @@ class Permutation:
         self.size = size
         self._high_bits = bits // 2
         self._low_bits = bits - self._high_bits
-        self._keys = [np.uint64(key(key_of, number)) for number in range(_ROUNDS)]
+        self._keys = [np.uint64(key(key_of, number)) for number in range(ROUNDS)]
 
     def __call__(self, positions: npt.ArrayLike) -> Indices:
         """Map positions to values, both int64, of the same shape.

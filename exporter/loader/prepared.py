@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from trainwarden.ranges import within
 from trainwarden.record import Ranges, ShardSpan
 
-from . import ranges as algebra
 from .batches import Share
 from .consumed import Consumed, Tally
 from .drawn import Drawn, positions_of
@@ -325,7 +325,7 @@ class PreparedLoader:
         samples: Ranges = [(first, first + size)] if size else []
         if rows is not None:  # the last step of an epoch is filled up from its beginning
             self._position = min(self._position, rows)
-            samples = [*algebra.within(samples, 0, rows), *_wrapped(samples, rows)]
+            samples = [*within(samples, 0, rows), *_wrapped(samples, rows)]
         self._tally.add(
             batch,
             epoch=self._epoch,

@@ -1,7 +1,4 @@
-"""Algebra of half-open ranges of positions: union is :func:`trainwarden.plan.merge_ranges`, the rest is here.
-
-Lists that these functions return are sorted, disjoint and non-touching.
-"""
+"""Half-open ranges and arrays of positions: from one to the other. What needs no arrays is in :mod:`trainwarden.ranges`."""
 
 from __future__ import annotations
 
@@ -34,35 +31,6 @@ def of_positions(positions: Indices) -> Ranges:
 def is_ascending(positions: Indices) -> bool:
     """Say whether each position is larger than the one before it."""
     return bool((positions[1:] > positions[:-1]).all())
-
-
-def length(ranges: Ranges) -> int:
-    """Return how many positions the ranges hold, counting each once."""
-    return sum(end - first for first, end in merge_ranges(ranges))
-
-
-def within(ranges: Ranges, first: int, end: int) -> Ranges:
-    """Return the part of the ranges that lies in ``[first, end)``."""
-    return merge_ranges([(max(first, low), min(end, high)) for low, high in ranges])
-
-
-def without(ranges: Ranges, removed: Ranges) -> Ranges:
-    """Return the positions of ``ranges`` that are not in ``removed``."""
-    left: Ranges = []
-    holes = merge_ranges(removed)
-    for first, end in merge_ranges(ranges):
-        at = first
-        for low, high in holes:
-            if high <= at:
-                continue
-            if low >= end:
-                break
-            if low > at:
-                left.append((at, low))
-            at = max(at, high)
-        if at < end:
-            left.append((at, end))
-    return left
 
 
 class RangeSet:

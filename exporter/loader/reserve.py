@@ -10,26 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .permutation import Indices, Permutation, key
+from trainwarden.orderkey import CHOOSING, key
+
+from .permutation import Indices, Permutation
 from .ranges import Mask, RangeSet
 from .shards import Shards
 
-_CHOOSING, _STANDING_IN = 0x7265736572766531, 0x7265736572766532
+_STANDING_IN = 0x7265736572766532
 #: How many choices are computed for all open positions at once before the reserve is searched one by one.
 _CHOICES = 16
-
-
-def reserve_size(rows: int, share: float, batch: int) -> int:
-    """Return how many of ``rows`` rows are held back: ``share`` of them, but at least one batch where that is at most 10 %.
-
-    Raises:
-        ValueError: the share is not in [0, 0.5].
-    """
-    if not 0 <= share <= 0.5:
-        raise ValueError(f"reserve: {share} is not a share between 0 and 0.5 of the rows")
-    if share == 0:
-        return 0
-    return max(round(share * rows), min(batch, rows // 10))
 
 
 class Reserve:
@@ -43,7 +32,7 @@ class Reserve:
         self._seed = seed
         chosen = np.zeros(0, dtype=np.int64)
         if size:
-            chosen = np.sort(Permutation(total, key(seed, _CHOOSING))(np.arange(size)))
+            chosen = np.sort(Permutation(total, key(seed, CHOOSING))(np.arange(size)))
         self.rows: Indices = chosen if isinstance(candidates, int) else candidates[chosen]
         self._allowed: Mask = np.ones(self.rows.size, dtype=np.bool_)
         self._shard_of: Indices = np.full(self.rows.size, -1, dtype=np.int64)

@@ -14,6 +14,7 @@ from typing import cast
 from msgspec import structs
 
 from trainwarden.plan import Plan, merge_ranges
+from trainwarden.ranges import without
 from trainwarden.record import Ranges
 from trainwarden.rules.core.counted import counted
 
@@ -28,7 +29,6 @@ from .inputs import Command, Receipt
 from .planning import Planned, Refusal, plan_rollback, plan_stop
 from .policy import SOFT, Decision, Wanted, decide
 from .probing import begun, plan_probe
-from .recovery import common
 from .state import Alive, Asked, GateAnswer, Incident, Requested, Run
 from .suspects import suspects
 from .targets import abandoned, usable
@@ -261,7 +261,7 @@ def _look_again(turn: Turn, run: Run, alive: Alive, incident: Incident, facts: F
     spread = False
     if incident.state == "awaiting_approval" and plan.skip_samples and facts.dirty.any():
         found = suspects(facts)
-        spread = sum(end - first for first, end in found.ranges) > common(found.ranges, plan.skip_samples)
+        spread = bool(without(found.ranges, plan.skip_samples))
     if not lost and not spread:
         return
     why = "The checkpoint of the plan is gone." if lost else "The dirty data has spread beyond the plan's skip."

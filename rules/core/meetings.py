@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainwarden.plan import Exclusion, merge_ranges
+from trainwarden.ranges import length, shared, without
 from trainwarden.record import Event, Ranges, Step
 from trainwarden.rules.core.counted import counted
 
@@ -33,12 +34,9 @@ from .sightings import (
     question,
     relation,
     row,
-    shared,
-    size,
     told_in,
     where,
     withdraw,
-    without,
 )
 from .state import Alive, Incident, Run, State
 from .turn import Turn, digest
@@ -175,7 +173,7 @@ def _of(order: Order, layout: Layout, shard: str, first: int, end: int) -> Range
 
 def _say_ahead(turn: Turn, alive: Alive, record: Step) -> None:
     """Say of what lies ahead in this epoch at about which step it will be eaten."""
-    read, at = size(record.samples), max((end for _, end in record.samples), default=0)
+    read, at = length(record.samples), max((end for _, end in record.samples), default=0)
     for one in alive.recalled.known:
         if one.id in alive.recalled.throughout:
             says = f"{where(one)} lie all over the order of epoch {alive.recalled.epoch}, which reads"
@@ -208,7 +206,7 @@ def _say(turn: Turn, alive: Alive, one: Sighting, step: int, says: str) -> None:
 
 def _meet(turn: Turn, alive: Alive, record: Step, epoch: int) -> None:
     samples = merge_ranges(record.samples)
-    read = size(samples)
+    read = length(samples)
     found = [(sighting, shared(samples, places)) for sighting, places in alive.recalled.expected.items()]
     for span in record.shards:
         if span.name in alive.recalled.by_name:
@@ -217,7 +215,7 @@ def _meet(turn: Turn, alive: Alive, record: Step, epoch: int) -> None:
     for sighting, places in found:
         if places and sighting in known:
             _say(turn, alive, known[sighting], record.step, f"Step {record.step} reads")
-            share = size(places) / read
+            share = length(places) / read
             clears = sighting in alive.recalled.expected
             met = Met(sighting, record.step, epoch, places, share, _chance(alive, read), waits=clears)
             alive.recalled.met = [*alive.recalled.met, met][-MOST_MET:]
@@ -227,7 +225,7 @@ def _chance(alive: Alive, read: int) -> float:
     """Return the share of the epoch's steps, of so many samples each, that meet anything of what is looked out for."""
     total = alive.recalled.layout.size if alive.recalled.layout is not None else 0
     places = merge_ranges([span for ranges in alive.recalled.expected.values() for span in ranges])
-    steps = size(merge_ranges([(first // read, (end - 1) // read + 1) for first, end in places]))
+    steps = length(merge_ranges([(first // read, (end - 1) // read + 1) for first, end in places]))
     if not steps or not total:
         return 1.0
     return round(min(1.0, steps * read / total), 6)
@@ -261,7 +259,7 @@ def _unharmed(turn: Turn, alive: Alive, met: Met, record: Step) -> None:
     before = alive.recalled.passed.get(one.id, Passing())
     alive.recalled.passed[one.id] = now = Passing(
         places=merge_ranges([*before.places, *met.positions]),
-        dense=before.dense + (size(met.positions) if met.share >= CLEARS else 0),
+        dense=before.dense + (length(met.positions) if met.share >= CLEARS else 0),
     )
     expected = alive.recalled.expected.get(one.id, [])
     if not expected or without(expected, now.places):
@@ -269,7 +267,7 @@ def _unharmed(turn: Turn, alive: Alive, met: Met, record: Step) -> None:
     start = alive.start
     one.passes += 1
     one.last_seen = max(one.last_seen, record.time)
-    if now.dense >= CLEARS * size(expected):
+    if now.dense >= CLEARS * length(expected):
         one.state, one.by = "cleared", f"run {start.run}, attempt {start.attempt}: passed unharmed at step {met.step}"
         alive.recalled.known = [known for known in alive.recalled.known if known.id != one.id]
         del alive.recalled.expected[one.id]
@@ -349,7 +347,7 @@ def _sighting(
         read = without(samples, layout.skipped(epoch))
         for shard, ranges in _rows(order, epoch, read).items():
             rows.setdefault(shard, ranges)
-    partial = len(samples) >= MOST_RANGES or size(samples) > MOST_POSITIONS
+    partial = len(samples) >= MOST_RANGES or length(samples) > MOST_POSITIONS
     kept: dict[str, Ranges] = {}
     room = MOST_RANGES
     for shard, ranges in rows.items():

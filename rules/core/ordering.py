@@ -2,7 +2,7 @@
 
 The exporter's loader computes its orders by a small cipher (docs/data-and-resume.md); a start event says all that they are a function
 of. Here the same is computed for a handful of positions, and the other way around: at which positions of this run's epoch lie the rows that
-broke another one. The names of the orders, the constants and the rounds are those of the loader: a test compares both.
+broke another one. Keys and purposes are shared with the loader (:mod:`trainwarden.orderkey`); a test compares the orders.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
+from trainwarden.orderkey import CHOOSING, OF_ROWS, OF_SHARDS, ROUNDS, key, reserve_size
 from trainwarden.plan import merge_ranges
 from trainwarden.record import Ranges
 
@@ -31,10 +32,6 @@ MOST_ORDERS = 8
 LARGEST = 1 << 62
 #: Shards, skips and exclusions of a start event that are remembered.
 MOST_PARTS = 1000
-
-_WORD = (1 << 64) - 1
-_ROUNDS = 8
-_OF_SHARDS, _OF_ROWS, _CHOOSING = 0x6F7264657201, 0x6F7264657202, 0x7265736572766531
 
 
 class Shard(Struct, frozen=True):
@@ -152,11 +149,6 @@ def _layout(dataset: str | None, rows: int, told: Mapping[str, Any], run_uid: st
     )
 
 
-def reserve_size(rows: int, share: float, batch: int) -> int:
-    """Return how many of ``rows`` rows a loader holds back: ``share`` of them, at least a batch where that is at most 10 %."""
-    return 0 if share == 0 else max(round(share * rows), min(batch, rows // 10))
-
-
 class Order:
     """The order of a layout that can be computed. Holds 8 bytes a reserved row; everything else is computed as it is asked for."""
 
@@ -168,7 +160,7 @@ class Order:
             spans = [(one.first, one.end) for one in self.shards]
         covered = sum(end - first for first, end in spans)
         size = reserve_size(covered, layout.reserve, layout.batch)
-        chosen = np.sort(Permutation(covered, key(self._seed, _CHOOSING))(np.arange(size))) if size else _none()
+        chosen = np.sort(Permutation(covered, key(self._seed, CHOOSING))(np.arange(size))) if size else _none()
         self._reserved = _rows_at(chosen, sorted(spans))
         self._before = self._reserved - np.arange(self._reserved.size)
         firsts = np.array([first for first, _ in spans], dtype=np.int64)
@@ -259,12 +251,12 @@ class Order:
         """Return the segments in the epoch's order, and the position at which each of them begins."""
         sequence = np.arange(self._sizes.size)
         if self._name == "blocks":
-            sequence = Permutation(sequence.size, key(self._seed, _OF_SHARDS, epoch))(sequence)
+            sequence = Permutation(sequence.size, key(self._seed, OF_SHARDS, epoch))(sequence)
         ends = np.cumsum(self._sizes[sequence])
         return sequence, ends - self._sizes[sequence]
 
     def _shuffled(self, epoch: int, segment: int) -> Permutation:
-        return Permutation(int(self._sizes[segment]), key(self._seed, _OF_ROWS, epoch, segment))
+        return Permutation(int(self._sizes[segment]), key(self._seed, OF_ROWS, epoch, segment))
 
 
 class Orders:
@@ -306,22 +298,6 @@ def _rows_at(places: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
     return found
 
 
-def key(*words: int) -> int:
-    """Mix whole numbers into a key of 64 bits, as the loader does; their order counts."""
-    mixed = 0x9E3779B97F4A7C15
-    for word in words:
-        mixed = _finish((mixed + (word & _WORD) + 0x9E3779B97F4A7C15) & _WORD)
-        mixed = _finish(mixed ^ ((word >> 64) & _WORD))
-    return mixed
-
-
-def _finish(word: int) -> int:
-    """Finalise as splitmix64 does (Steele, Lea and Flood 2014)."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
-
-
 class Permutation:
     """The loader's shuffle of ``range(size)``: an alternating Feistel network with cycle walking (Black and Rogaway 2002).
 
@@ -333,15 +309,15 @@ class Permutation:
         self._size = size
         self._low_bits = bits - bits // 2
         self._high_bits = bits // 2
-        self._keys = [key(key_of, number) for number in range(_ROUNDS)]
+        self._keys = [key(key_of, number) for number in range(ROUNDS)]
 
     def __call__(self, positions: Ints) -> Ints:
         """Map values in ``range(size)`` to values in ``range(size)``."""
-        return self._walk(positions, range(_ROUNDS))
+        return self._walk(positions, range(ROUNDS))
 
     def inverse(self, values: Ints) -> Ints:
         """Map values back to where they came from."""
-        return self._walk(values, range(_ROUNDS - 1, -1, -1))
+        return self._walk(values, range(ROUNDS - 1, -1, -1))
 
     def _walk(self, given: Ints, rounds: range) -> Ints:
         values = self._network(given.astype(np.uint64), rounds)

@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 
 from trainwarden.plan import Plan, merge_ranges
-from trainwarden.record import Ranges, Step
+from trainwarden.ranges import length, shared
+from trainwarden.record import Step
 from trainwarden.rules.core.counted import counted
 
 from .planned import Announced
@@ -241,7 +242,7 @@ def _skipped_samples(plan: Plan, record: Step) -> int:
     epoch = _whole(record.value("epoch"))
     if not plan.skip_samples or (epoch is not None and epoch != plan.skip_epoch):
         return 0
-    return common(merge_ranges(record.samples), plan.skip_samples)
+    return length(shared(record.samples, plan.skip_samples))
 
 
 def _whole(value: float | None) -> int | None:
@@ -252,11 +253,6 @@ def _whole(value: float | None) -> int | None:
 def _skipped(record: Step) -> int:
     """Return how many of the record's steps the GradScaler skipped."""
     return min(max(_whole(record.value("skipped")) or 0, 0), record.stride)
-
-
-def common(one: Ranges, other: Ranges) -> int:
-    """Return how many positions two lists of ranges have in common."""
-    return sum(max(0, min(b, d) - max(a, c)) for a, b in one for c, d in other)
 
 
 def _compare(verification: Verification, record: Step, parent: Trace | None) -> None:

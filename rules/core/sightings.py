@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from trainwarden.plan import Exclusion, merge_ranges
+from trainwarden.plan import Exclusion
+from trainwarden.ranges import length, shared, without
 from trainwarden.record import Ranges
 
 from .effects import Query
@@ -231,38 +232,6 @@ def overlap(one: Sighting, other: Sighting) -> bool:
     return one.order == other.order and one.epoch == other.epoch and bool(shared(one.samples, other.samples))
 
 
-def shared(one: Ranges, other: Ranges) -> Ranges:
-    """Return what two lists of ranges have in common."""
-    found: Ranges = []
-    first, second = merge_ranges(one), merge_ranges(other)
-    place = 0
-    for low, high in first:
-        while place < len(second) and second[place][1] <= low:
-            place += 1
-        at = place
-        while at < len(second) and second[at][0] < high:
-            found.append((max(low, second[at][0]), min(high, second[at][1])))
-            at += 1
-    return found
-
-
-def without(ranges: Ranges, removed: Ranges) -> Ranges:
-    """Return what of ``ranges`` is not in ``removed``."""
-    left: Ranges = []
-    for first, end in merge_ranges(ranges):
-        at = first
-        for low, high in shared([(first, end)], removed):
-            left.append((at, low))
-            at = high
-        left.append((at, end))
-    return merge_ranges(left)
-
-
-def size(ranges: Ranges) -> int:
-    """Return how many samples disjoint ranges hold."""
-    return sum(end - first for first, end in ranges)
-
-
 def matching(book: Mapping[str, Sighting], layout: Layout, but: str = "") -> list[Sighting]:
     """Return the standing sightings that a run with this layout may meet, apart from those of start ``but``."""
     version = layout.version
@@ -301,7 +270,7 @@ def where(one: Sighting) -> str:
         first, end = ranges[0][0], ranges[-1][1]
         rows = f"row {first}" if end - first == 1 else f"rows {first} to {end - 1}"
         if len(ranges) > 1:
-            rows = f"{size(ranges)} of {rows}"
+            rows = f"{length(ranges)} of {rows}"
         named = f"{shard}, " if shard else ""
         parts.append(f"all of {shard}" if shard and first == 0 and end >= WHOLE_SHARD else f"{named}{rows}")
     if len(one.rows) > 3:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.source_tree import ROOMS, Import, Source, imports, is_in, read_sources
 
 EXPORTER, RULES, RECEIVER, DEMO = ROOMS
-SHARED = ("signals", "gpu_signals", "names", "record", "plan", "webhook", "runfolder")
+SHARED = ("signals", "gpu_signals", "names", "record", "plan", "ranges", "orderkey", "webhook", "runfolder")
 #: Commands that run another room's code, each inside its command function.
 COMMANDS_OF_OTHER_ROOMS = ("receiver", "supervise", "exec", "data", "demo")
 

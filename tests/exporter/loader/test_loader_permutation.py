@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwarden.exporter.loader.permutation import Permutation, key
+from trainwarden.exporter.loader.permutation import Permutation
+from trainwarden.orderkey import key
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70))

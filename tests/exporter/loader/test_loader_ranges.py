@@ -23,20 +23,6 @@ def test_ranges_of_positions_hold_exactly_them(positions: list[int]) -> None:
     assert found == merge_ranges(found)
 
 
-@given(some, some)
-def test_without_is_the_difference(ranges: Ranges, removed: Ranges) -> None:
-    found = algebra.without(ranges, removed)
-    assert members(found) == members(ranges) - members(removed)
-    assert all(first < end for first, end in found)
-
-
-@given(some, spans)
-def test_within_is_the_intersection(ranges: Ranges, window: tuple[int, int]) -> None:
-    found = algebra.within(ranges, *window)
-    assert members(found) == members(ranges) & members([window])
-    assert algebra.length(found) == len(members(found))
-
-
 @given(some, spans)
 def test_a_set_answers_as_its_members_do(ranges: Ranges, window: tuple[int, int]) -> None:
     held = algebra.RangeSet(ranges)

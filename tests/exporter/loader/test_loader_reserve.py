@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwarden.exporter.loader.ranges import RangeSet
-from trainwarden.exporter.loader.reserve import Reserve, reserve_size
+from trainwarden.exporter.loader.reserve import Reserve
 from trainwarden.exporter.loader.shards import Shards
+from trainwarden.orderkey import reserve_size
 
 NOWHERE = -1
 
