@@ -22,7 +22,9 @@ Status = Literal["accepted", "executed", "refused", "expired", "failed"]
 #: Rows older than this are forgotten, in seconds: long after the run could still send them again.
 KEPT_SECONDS = 90 * 86400.0
 
-_SCHEMA = """
+#: Requests that end an attempt. The index keeps the condition that it was made with: with other actions it needs another name.
+_ENDING = f"action IN ({', '.join(map(repr, ENDING_ACTIONS))})"
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS requests (
     id TEXT PRIMARY KEY,
     run_uid TEXT NOT NULL,
@@ -38,7 +40,7 @@ CREATE TABLE IF NOT EXISTS requests (
     received REAL NOT NULL,
     updated REAL NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX IF NOT EXISTS ending ON requests (run_uid, attempt) WHERE action IN ('rollback', 'stop', 'probe');
+CREATE UNIQUE INDEX IF NOT EXISTS ending ON requests (run_uid, attempt) WHERE {_ENDING};
 CREATE TABLE IF NOT EXISTS refusals (
     id TEXT NOT NULL,
     body_sha256 TEXT NOT NULL,
@@ -57,7 +59,6 @@ UPDATE requests SET action = 'soft probe', status = CASE status WHEN 'accepted' 
 DROP INDEX fence;
 COMMIT;
 """
-_ENDING = "action IN ('rollback', 'stop', 'probe')"
 _COLUMNS = "id, run_uid, run, attempt, action, plan_id, folder, body, status, reason, detail, received, updated"
 
 
