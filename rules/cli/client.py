@@ -37,38 +37,33 @@ def page(url: str, path: str) -> bytes:
     Raises:
         ApiError: it cannot be reached, or has no such page.
     """
-    session = requests.Session()
-    session.trust_env = False
-    try:
-        response = session.get(f"{url.rstrip('/')}{path}", timeout=_TIMEOUT, allow_redirects=False)
-    except requests.RequestException as error:
-        raise ApiError(
-            f"{url}: no answer ({type(error).__name__}); is the daemon running, and is --url right?"
-        ) from None
-    finally:
-        session.close()
+    response = _answer(url, "GET", path)
     if response.status_code != 200:
         raise ApiError(f"{url}: {response.text.strip()[:200] or f'HTTP {response.status_code}'}")
     return response.content
 
 
 def _exchange(url: str, method: str, path: str, **request: Any) -> Any:
-    session = requests.Session()
-    session.trust_env = False
+    response = _answer(url, method, path, **request)
     try:
-        response = session.request(
-            method, f"{url.rstrip('/')}{path}", timeout=_TIMEOUT, allow_redirects=False, **request
-        )
         body = response.json()
     except requests.JSONDecodeError:
         raise ApiError(f"{url}: answers, but not as a trainwarden daemon (is --url right?)") from None
+    if not isinstance(body, dict) or body.get("status") != "success":
+        says = body.get("error", "") if isinstance(body, dict) else ""
+        raise ApiError(f"{url}: {says or f'HTTP {response.status_code}'}")
+    return body["data"]
+
+
+def _answer(url: str, method: str, path: str, **request: Any) -> requests.Response:
+    """Return a daemon's answer, whatever it is, with its body read."""
+    session = requests.Session()
+    session.trust_env = False
+    try:
+        return session.request(method, f"{url.rstrip('/')}{path}", timeout=_TIMEOUT, allow_redirects=False, **request)
     except requests.RequestException as error:
         raise ApiError(
             f"{url}: no answer ({type(error).__name__}); is the daemon running, and is --url right?"
         ) from None
     finally:
         session.close()
-    if not isinstance(body, dict) or body.get("status") != "success":
-        says = body.get("error", "") if isinstance(body, dict) else ""
-        raise ApiError(f"{url}: {says or f'HTTP {response.status_code}'}")
-    return body["data"]
