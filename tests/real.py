@@ -11,10 +11,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -76,3 +78,17 @@ def trainwarden(*arguments: str, cwd: Path | None = None, **environment: str) ->
         cwd=cwd,
         env={**os.environ, "COLUMNS": "120", **environment},
     )
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that goes away in the middle is what many tests are about."""
+
+
+def serve(handler: type[BaseHTTPRequestHandler], port: int = 0) -> ThreadingHTTPServer:
+    """Serve on 127.0.0.1 from a thread of its own; the caller shuts it down."""
+    server = _Quiet(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server

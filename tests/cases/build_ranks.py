@@ -5,6 +5,7 @@ Noise is a function of seed, step and rank: two attempts with one seed read the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,5 +102,20 @@ def healthy(loss: float = 2.3, sd: float = 0.05, norm: float = 0.4) -> OfRank:
         shared = np.random.default_rng((7, step))
         own = loss - 1e-5 * step + sd * float(chance.normal())
         return {"loss": own, "rank_loss": own, "grad_norm": norm * float(np.exp(0.1 * shared.normal())), "lr": 3e-4}
+
+    return make
+
+
+def broken_from(step: int, rank: int) -> OfRank:
+    """One rank's loss is no number at ``step``; the reduced gradient carries that to all of them one step later."""
+    well = healthy()
+
+    def make(at: int, own: int, chance: np.random.Generator) -> Row:
+        row = well(at, own, chance)
+        if at > step or (at == step and own == rank):
+            row["loss"] = row["rank_loss"] = math.nan
+        if at >= step:
+            row["grad_norm"] = math.nan
+        return row
 
     return make

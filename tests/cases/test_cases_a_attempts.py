@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases.build import Row, lines_of, rows
 from tests.cases.build_files import journal, replayed
-from tests.cases.build_ranks import OfRank, Ranks, healthy, lines_of_ranks
+from tests.cases.build_ranks import OfRank, Ranks, broken_from, healthy, lines_of_ranks
 from tests.cases.registry import case
 
 SEEDS = (0, 1, 2)
@@ -107,21 +107,6 @@ def test_a03_a_norm_that_carries_the_loss_scale_is_no_fault_where_the_scale_move
 
     made = lines_of(rows(1, 2600, make, seed=seed))
     assert replayed(journal(tmp_path / "run", made)).told == []
-
-
-def broken_from(step: int, rank: int) -> OfRank:
-    """One rank's loss is no number at ``step``; the reduced gradient carries that to all of them one step later."""
-    well = healthy()
-
-    def make(at: int, own: int, chance: np.random.Generator) -> Row:
-        row = well(at, own, chance)
-        if at > step or (at == step and own == rank):
-            row["loss"] = row["rank_loss"] = math.nan
-        if at >= step:
-            row["grad_norm"] = math.nan
-        return row
-
-    return make
 
 
 @case("A24")

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.cases.registry import case
-from tests.real import wait_until
+from tests.real import serve, wait_until
 from tests.receiver.requested import Receiving, id_of
 from tests.receiver.supervised import TOY, Supervised
 from tests.rules.daemon.toy import reply
@@ -71,15 +71,8 @@ class Misbehaving:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
         self.receiver = receiver
-        self.server = Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = serve(Handler)
 
     def ask(self, path: str, headers: Any, body: bytes | None) -> tuple[int, bytes]:
         """Hand a request to the receiver and return its answer."""

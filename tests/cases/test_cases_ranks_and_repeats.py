@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cases.build import Row
-from tests.cases.build_ranks import OfRank, Ranks, healthy, judge_ranks
+from tests.cases.build_ranks import OfRank, Ranks, broken_from, healthy, judge_ranks
 from tests.cases.registry import case
 
 EIGHT = [f"h{number}" for number in range(8)]
@@ -17,21 +17,6 @@ EIGHT = [f"h{number}" for number in range(8)]
 
 def says(incident: dict[str, Any]) -> str:
     return " ".join(one["says"] for one in incident["evidence"])
-
-
-def broken_from(step: int, rank: int) -> OfRank:
-    """One rank's loss is no number at ``step``; the reduced gradient carries that to all of them one step later."""
-    well = healthy()
-
-    def make(at: int, own: int, chance: np.random.Generator) -> Row:
-        row = well(at, own, chance)
-        if at > step or (at == step and own == rank):
-            row["loss"] = row["rank_loss"] = math.nan
-        if at >= step:
-            row["grad_norm"] = math.nan
-        return row
-
-    return make
 
 
 @case("A22")

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.real import free_port, wait_until
-from trainwarden.demo.follow import Daemon, is_up
-from trainwarden.demo.processes import Process, start, trainwarden
+from tests.e2e.small_loop import PATIENCE, small_loop
+from tests.real import wait_until
 from trainwarden.plan import Plan
-from trainwarden.receiver.secretfile import write_new_secret
 from trainwarden.record import Event, Step, decode_lines
 from trainwarden.runfolder import RunFolder
-
-#: Two shared cores: nothing here may depend on speed.
-PATIENCE = 240.0
 
 #: Stochastic gradient descent on a noisy bowl, where the loss above the floor grows with the rate; at step 300 the schedule jumps eightfold.
 SCRIPT = """
@@ -68,48 +63,21 @@ receiver: {{url: "http://{receiver}/webhook", secret_file: {secret}}}
 def test_the_rate_of_a_running_training_is_lowered_comes_back_and_is_verified_with_nobody_restarting_anything(
     tmp_path: Path,
 ) -> None:
-    runs, folder = tmp_path / ".trainwarden", RunFolder("bowl", tmp_path / ".trainwarden")
-    runs.mkdir()
-    (tmp_path / "checkpoints").mkdir()
     (tmp_path / "train.py").write_text(SCRIPT)
-    write_new_secret(tmp_path / "secret")
-    daemon, receiver = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    config = CONFIG.format(daemon=daemon, runs=runs, receiver=receiver, secret=tmp_path / "secret")
-    (tmp_path / "trainwarden.yml").write_text(config)
-    environment = {"TRAINWARDEN_DIR": str(runs), "OMP_NUM_THREADS": "1"}
-    processes: list[Process] = []
+    with small_loop(tmp_path, "bowl", CONFIG, tmp_path / "checkpoints") as loop:
+        folder = loop.folder
 
-    def begin(name: str, command: list[str]) -> None:
-        start(processes, name, command, tmp_path / f"{name}.log", environment)
+        def incident() -> dict[str, Any] | None:
+            found = [row for row in loop.incidents() if row["action"] == "lower_lr"]
+            return found[0] if found else None
 
-    def incident() -> dict[str, Any] | None:
-        found = [row for row in Daemon(daemon).incidents() or [] if row["action"] == "lower_lr"]
-        return found[0] if found else None
+        def is_back() -> dict[str, Any] | None:
+            found = incident()
+            return found if found and any("it is back." in line["says"] for line in found["timeline"]) else None
 
-    def is_back() -> dict[str, Any] | None:
-        found = incident()
-        return found if found and any("it is back." in line["says"] for line in found["timeline"]) else None
-
-    try:
-        receiving = ["receiver", "--secret-file", str(tmp_path / "secret"), "--root", str(runs), "--listen", receiver]
-        places = ["--checkpoints", str(tmp_path / "checkpoints"), "--db", str(tmp_path / "receiver.db")]
-        begin("receiver", [*trainwarden(), *receiving, *places])
-        begin("daemon", [*trainwarden(), "run", "--config", str(tmp_path / "trainwarden.yml")])
-        wait_until(lambda: is_up(daemon) and is_up(receiver), PATIENCE, what="daemon and receiver are up")
-        supervised = ["supervise", "--run", "bowl", "--dir", str(runs), "--", sys.executable]
-        begin("train", [*trainwarden(), *supervised, str(tmp_path / "train.py"), str(runs)])
+        loop.train([sys.executable, str(tmp_path / "train.py"), str(loop.runs)])
         wait_until(incident, PATIENCE, what="a lower rate is decided", every=0.5)
         found = wait_until(is_back, PATIENCE, what="the rate is lowered and back", every=0.5)
-    except BaseException:
-        for name in ("receiver", "daemon", "train"):
-            log = tmp_path / f"{name}.log"
-            print(f"--- {name}\n" + "\n".join(log.read_text().splitlines()[-40:] if log.exists() else []))
-        for row in (Daemon(daemon).incidents() or []) if is_up(daemon) else []:
-            print(row["action"], row["cause"], *(line["says"] for line in row["timeline"]), sep="\n    ")
-        raise
-    finally:
-        for process in reversed(processes):
-            process.end()
     plan = _plan(folder)
     assert plan.lowering is not None
     assert found["cause"]["name"] == "learning_rate"

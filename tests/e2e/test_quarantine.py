@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.demo_loop import demo_loop
-from tests.real import free_port, wait_until
-from trainwarden.demo.follow import Daemon, is_up
-from trainwarden.demo.processes import Process, start, trainwarden
+from tests.e2e.small_loop import PATIENCE, small_loop
+from tests.real import wait_until
 from trainwarden.exporter.forensics import load
-from trainwarden.receiver.secretfile import write_new_secret
 from trainwarden.record import Event, decode_lines
-from trainwarden.runfolder import RunFolder
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "replay_step.py"
-#: Two shared cores: nothing here may depend on speed.
-PATIENCE = 240.0
 
 CONFIG = """
 listen: {daemon}
@@ -37,44 +32,17 @@ receiver: {{url: "http://{receiver}/webhook", secret_file: {secret}}}
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_daemon_has_a_damaged_state_kept_and_the_suspect_step_is_made_again(tmp_path: Path) -> None:
-    runs = tmp_path / ".trainwarden"
-    runs.mkdir()
-    (tmp_path / ".replay-step").mkdir()
-    write_new_secret(tmp_path / "secret")
-    daemon, receiver = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    config = CONFIG.format(daemon=daemon, runs=runs, receiver=receiver, secret=tmp_path / "secret")
-    (tmp_path / "trainwarden.yml").write_text(config)
-    folder = RunFolder("replay-step", runs)
-    environment = {"TRAINWARDEN_DIR": str(runs), "OMP_NUM_THREADS": "1"}
-    processes: list[Process] = []
-
-    def begin(name: str, command: list[str]) -> None:
-        start(processes, name, command, tmp_path / f"{name}.log", environment)
-
-    try:
-        receiving = ["receiver", "--secret-file", str(tmp_path / "secret"), "--root", str(runs), "--listen", receiver]
-        places = ["--checkpoints", str(tmp_path / ".replay-step"), "--db", str(tmp_path / "receiver.db")]
-        begin("receiver", [*trainwarden(), *receiving, *places])
-        begin("daemon", [*trainwarden(), "run", "--config", str(tmp_path / "trainwarden.yml")])
-        wait_until(lambda: is_up(daemon) and is_up(receiver), PATIENCE, what="daemon and receiver are up")
+    with small_loop(tmp_path, "replay-step", CONFIG, tmp_path / ".replay-step") as loop:
+        folder = loop.folder
         script = f"import os, runpy, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['x', 'train', '4000']; "
         script += f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
-        supervised = ["supervise", "--run", "replay-step", "--dir", str(runs), "--", sys.executable, "-c", script]
-        begin("train", [*trainwarden(), *supervised])
+        loop.train([sys.executable, "-c", script])
 
         def copies() -> list[Path]:
             return [path for path in folder.quarantine_folder.glob("incident-*") if path.name.endswith(".json")]
 
         wait_until(copies, PATIENCE, what="a request has an end", every=0.5)
-        incidents = wait_until(lambda: Daemon(daemon).incidents(), PATIENCE, what="an incident is known")
-    except BaseException:
-        for name in ("receiver", "daemon", "train"):
-            log = tmp_path / f"{name}.log"
-            print(f"--- {name}\n" + "\n".join(log.read_text().splitlines()[-40:] if log.exists() else []))
-        raise
-    finally:
-        for process in reversed(processes):
-            process.end()
+        incidents = wait_until(loop.incidents, PATIENCE, what="an incident is known")
     outcome = json.loads(copies()[0].read_bytes())
     assert outcome["saved"] is True, outcome
     incident: dict[str, Any] = next(row for row in incidents if row["id"] == outcome["incident"])

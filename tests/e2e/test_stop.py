@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.real import free_port, wait_until
-from trainwarden.demo.follow import Daemon, is_up
-from trainwarden.demo.processes import Process, start, trainwarden
-from trainwarden.receiver.secretfile import write_new_secret
+from tests.e2e.small_loop import PATIENCE, small_loop
+from tests.real import wait_until
 from trainwarden.record import Step, decode_lines
-from trainwarden.runfolder import RunFolder
 
-#: Shared cores: nothing here may depend on speed.
-PATIENCE = 240.0
 #: The exit code of a supervisor that was asked to stop its run.
 STOPPED = 3
 
@@ -57,46 +52,17 @@ receiver: {{url: "http://{receiver}/webhook", secret_file: {secret}}}
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_training_that_never_learned_is_stopped_and_not_started_again(tmp_path: Path) -> None:
-    runs, folder = tmp_path / ".trainwarden", RunFolder("dead", tmp_path / ".trainwarden")
-    runs.mkdir()
-    (tmp_path / "checkpoints").mkdir()
     (tmp_path / "train.py").write_text(SCRIPT)
-    write_new_secret(tmp_path / "secret")
-    daemon, receiver = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    config = CONFIG.format(daemon=daemon, runs=runs, receiver=receiver, secret=tmp_path / "secret")
-    (tmp_path / "trainwarden.yml").write_text(config)
-    environment = {"TRAINWARDEN_DIR": str(runs), "OMP_NUM_THREADS": "1"}
-    processes: list[Process] = []
+    with small_loop(tmp_path, "dead", CONFIG, tmp_path / "checkpoints") as loop:
+        folder = loop.folder
 
-    def begin(name: str, command: list[str]) -> Process:
-        return start(processes, name, command, tmp_path / f"{name}.log", environment)
+        def handed_over() -> dict[str, Any] | None:
+            found = [row for row in loop.incidents() if row["state"] == "escalated"]
+            return found[0] if found else None
 
-    def handed_over() -> dict[str, Any] | None:
-        found = [row for row in Daemon(daemon).incidents() or [] if row["state"] == "escalated"]
-        return found[0] if found else None
-
-    try:
-        receiving = ["receiver", "--secret-file", str(tmp_path / "secret"), "--root", str(runs), "--listen", receiver]
-        places = ["--checkpoints", str(tmp_path / "checkpoints"), "--db", str(tmp_path / "receiver.db")]
-        begin("receiver", [*trainwarden(), *receiving, *places])
-        begin("daemon", [*trainwarden(), "run", "--config", str(tmp_path / "trainwarden.yml")])
-        wait_until(lambda: is_up(daemon) and is_up(receiver), PATIENCE, what="daemon and receiver are up")
-        supervised = ["supervise", "--run", "dead", "--dir", str(runs), "--", sys.executable]
-        train = begin("train", [*trainwarden(), *supervised, str(tmp_path / "train.py"), str(runs)])
+        train = loop.train([sys.executable, str(tmp_path / "train.py"), str(loop.runs)])
         wait_until(lambda: train.popen.poll() is not None, PATIENCE, what="the run is stopped", every=0.5)
         row = wait_until(handed_over, PATIENCE, what="a person is told", every=0.5)
-    except BaseException:
-        for name in ("receiver", "daemon", "train"):
-            log = tmp_path / f"{name}.log"
-            print(f"--- {name}\n" + "\n".join(log.read_text().splitlines()[-40:] if log.exists() else []))
-        for row in (Daemon(daemon).incidents() or []) if is_up(daemon) else []:
-            print(
-                row["action"], row["held_by"], row["cause"], *(line["says"] for line in row["timeline"]), sep="\n    "
-            )
-        raise
-    finally:
-        for process in reversed(processes):
-            process.end()
     assert train.popen.returncode == STOPPED
     assert (row["action"], row["done"], row["severity"], row["held_by"]) == ("stop", "executed", "critical", None)
     assert [one["gate"] for one in row["gates"] if one["answer"] != "allow"] == []

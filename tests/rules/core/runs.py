@@ -317,3 +317,40 @@ def plan_in(incident: dict[str, Any]) -> Plan:
     import msgspec
 
     return msgspec.convert(incident["plan"], Plan)
+
+
+def following(
+    played: Played, number: int, *changes: Change, start: dict[str, Any] | None = None, **changed: Any
+) -> Attempt:
+    """Return the attempt that the newest plan asks for, which does what the plan says; ``start`` is told by its start event besides."""
+    plan = plan_in(played.incidents[-1])
+    assert plan.target is not None
+    first = plan.target.step + 1
+
+    def as_planned(step: int, signals: dict[str, Any]) -> None:
+        if plan.reset_optimizer and "optimizer_step" in signals:
+            signals["optimizer_step"] = float(step - first + 1)
+        if plan.rewarmup_steps:
+            signals["lr"] = {"all": signals["lr"]["all"] * min(1.0, (step - first + 1) / plan.rewarmup_steps)}
+
+    values: dict[str, Any] = {
+        "number": number,
+        "first": first,
+        "changes": [substituted(plan), as_planned, *changes],
+        "start": under(plan, **(start or {})),
+        "began": BEGIN + 10_000 * number,
+    }
+    return Attempt(**{**values, **changed})
+
+
+def recovered() -> Played:
+    """A dirty shard, the rollback, and the attempt behind it, which is verified."""
+    played = acting()
+    broken = Attempt(last=420, changes=[dirty(301, 420)], end="rollback")
+    played.play(broken, live=True)
+    plan = plan_in(only(played.incidents))
+    assert plan.target is not None
+    first, start = plan.target.step + 1, under(plan)
+    began = broken.time(420) + 60
+    played.play(Attempt(number=1, first=first, last=900, start=start, changes=[substituted(plan)], began=began))
+    return played

@@ -9,16 +9,13 @@ from typing import Any
 from tests.rules.core.runs import (
     Attempt,
     Played,
-    acting,
     core,
     default_pack,
-    dirty,
     not_a_number,
     only,
     plan_in,
+    recovered,
     spike,
-    substituted,
-    under,
 )
 from trainwarden.rules.core.effects import Save
 
@@ -29,22 +26,10 @@ def kept(played: Played) -> dict[str, Any]:
 
 
 def test_the_curves_of_both_attempts_are_kept_once_the_rollback_is_verified() -> None:
-    played = acting()
-    broken = Attempt(last=420, changes=[dirty(301, 420)], end="rollback")
-    played.play(broken, live=True)
-    plan = plan_in(only(played.incidents))
-    assert plan.target is not None
-    played.play(
-        Attempt(
-            number=1,
-            first=plan.target.step + 1,
-            last=900,
-            start=under(plan),
-            changes=[substituted(plan)],
-            began=broken.time(420) + 60,
-        )
-    )
+    played = recovered()
     row = only(played.incidents)
+    target = plan_in(row).target
+    assert target is not None
     assert row["state"] == "recovered"
     curves = kept(played)
     assert curves["incident"] == row["id"]
@@ -55,11 +40,11 @@ def test_the_curves_of_both_attempts_are_kept_once_the_rollback_is_verified() ->
     assert 301 in new["steps"]
     assert old["signals"]["loss"][old["steps"].index(301)] > new["signals"]["loss"][new["steps"].index(301)] + 1
     assert row["cost"] == {
-        "steps": 420 - plan.target.step,
-        "seconds": (420 - plan.target.step) * 0.5,
+        "steps": 420 - target.step,
+        "seconds": (420 - target.step) * 0.5,
         "thrown": True,
         "idle": 60.0,
-    }  # type: ignore[union-attr]
+    }
 
 
 def test_curves_are_json_with_words_for_what_is_not_finite_and_null_for_what_is_absent() -> None:

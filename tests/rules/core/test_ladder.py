@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 
 from tests.rules.core.runs import (
-    BEGIN,
     Attempt,
     Change,
     Played,
     acting,
     dirty,
+    following,
     not_a_number,
     only,
     plan_in,
     shifted,
-    substituted,
-    under,
 )
 
 
@@ -27,27 +25,6 @@ def broken(*changes: Change, **settings: Any) -> Played:
     played = acting(**settings)
     played.play(Attempt(changes=changes or [dirty(351, 400)], end="signal"), live=True, upto=375)
     return played
-
-
-def following(played: Played, number: int, *changes: Change, **changed: Any) -> Attempt:
-    plan = plan_in(played.incidents[-1])
-    assert plan.target is not None
-    first = plan.target.step + 1
-
-    def as_planned(step: int, signals: dict[str, Any]) -> None:
-        if plan.reset_optimizer and "optimizer_step" in signals:
-            signals["optimizer_step"] = float(step - first + 1)
-        if plan.rewarmup_steps:
-            signals["lr"] = {"all": signals["lr"]["all"] * min(1.0, (step - first + 1) / plan.rewarmup_steps)}
-
-    values: dict[str, Any] = {
-        "number": number,
-        "first": first,
-        "changes": [substituted(plan), as_planned, *changes],
-        "start": under(plan),
-        "began": BEGIN + 10_000 * number,
-    }
-    return Attempt(**{**values, **changed})
 
 
 def says(incident: dict[str, Any]) -> str:

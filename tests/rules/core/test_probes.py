@@ -17,11 +17,10 @@ from tests.rules.core.runs import (
     Played,
     acting,
     core,
+    following,
     only,
     plan_in,
     seen,
-    substituted,
-    under,
 )
 from trainwarden.plan import check_plan
 from trainwarden.record import Event
@@ -58,25 +57,8 @@ def asked(*changes: Change, upto: int = 420, **settings: Any) -> Played:
 def probing(played: Played, *changes: Change, **changed: Any) -> Attempt:
     """The attempt that the newest plan asks for, with what happens in it."""
     plan = plan_in(played.incidents[-1])
-    assert plan.target is not None
-    number = plan.for_attempt
-    first = plan.target.step + 1
     extra = {} if plan.probe is None else {"probe": msgspec.to_builtins(plan.probe)}
-
-    def reset(step: int, signals: dict[str, Any]) -> None:
-        if plan.reset_optimizer and "optimizer_step" in signals:
-            signals["optimizer_step"] = float(step - first + 1)
-        if plan.rewarmup_steps:
-            signals["lr"] = {"all": signals["lr"]["all"] * min(1.0, (step - first + 1) / plan.rewarmup_steps)}
-
-    values: dict[str, Any] = {
-        "number": number,
-        "first": first,
-        "changes": [substituted(plan), reset, *changes],
-        "start": under(plan, **extra),
-        "began": BEGIN + 10_000 * number,
-    }
-    return Attempt(**{**values, **changed})
+    return following(played, plan.for_attempt, *changes, start=extra, **changed)
 
 
 def says(incident: dict[str, Any]) -> str:
@@ -138,7 +120,7 @@ def test_samples_that_do_it_again_are_dirty_and_the_plan_behind_leaves_them_out(
     (sent,) = played.rollbacks
     assert sent.key == request_id("uid", 1, "rollback", 0)
 
-    played.play(probing(played, number=2), live=True)
+    played.play(probing(played), live=True)
     last = played.incidents[-1]
     assert (last["state"], last["done"]) == ("recovered", "executed"), says(last)
 

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from tests.real import serve
 from trainwarden.plan import Plan, Target
 from trainwarden.record import Event, Step, encode_line
 from trainwarden.rules.core.effects import Deliver, Effect, Query, Save
@@ -154,14 +155,7 @@ class ToyExporter:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", port), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = serve(Handler, port)
 
     @property
     def address(self) -> str:
@@ -262,14 +256,7 @@ class ToyReceiver:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = serve(Handler)
 
     @property
     def url(self) -> str:

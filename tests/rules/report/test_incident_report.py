@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.chromium import Browser, chromium
-from tests.rules.core.runs import Attempt, acting, dirty, only, plan_in, substituted, under
+from tests.rules.core.runs import only
+from tests.rules.core.runs import recovered as verified_rollback
 from tests.rules.report.drawn import incident
 from trainwarden.rules.core.effects import Save
 from trainwarden.rules.report.dossier import dossier
@@ -25,21 +26,7 @@ LONG = "a_name_without_any_place_to_break_it_" * 6
 @pytest.fixture(scope="module")
 def recovered() -> tuple[dict[str, Any], dict[str, Any]]:
     """A dirty shard, the rollback, the verified attempt: the incident's row and its curves."""
-    played = acting()
-    broken = Attempt(last=420, changes=[dirty(301, 420)], end="rollback")
-    played.play(broken, live=True)
-    plan = plan_in(only(played.incidents))
-    assert plan.target is not None
-    played.play(
-        Attempt(
-            number=1,
-            first=plan.target.step + 1,
-            last=900,
-            start=under(plan),
-            changes=[substituted(plan)],
-            began=broken.time(420) + 60,
-        )
-    )
+    played = verified_rollback()
     curves = [one.row for one in played.effects if isinstance(one, Save) and one.kind == "curves"][-1]
     return only(played.incidents), curves
 
