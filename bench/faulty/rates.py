@@ -13,12 +13,21 @@ from trainwarden.demo.train import lr_share
 from .fault import Fault, Training
 
 
-class TooHigh(Fault):
+class _Peak(Fault):
+    """A run with another peak of the rate and another warm-up: ``times`` and ``warm_up`` of what was drawn."""
+
+    causes = ("learning_rate",)
+
+    def scale(self, scale: Scale) -> Scale:
+        """Return that run."""
+        return replace(scale, lr=scale.lr * self.values["times"], warmup_steps=self.values["warm_up"])
+
+
+class TooHigh(_Peak):
     """A slow warm-up to a peak that the model cannot bear."""
 
     name = "lr_too_high"
     says = "a learning rate whose peak is several times too high"
-    causes = ("learning_rate",)
 
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
@@ -26,26 +35,17 @@ class TooHigh(Fault):
         times, warm_up = float(chance.uniform(90, 160)), int(chance.integers(220, 281))
         return {"first": round(warm_up / times), "times": times, "warm_up": warm_up}
 
-    def scale(self, scale: Scale) -> Scale:
-        """Return a run with that peak."""
-        return replace(scale, lr=scale.lr * self.values["times"], warmup_steps=self.values["warm_up"])
 
-
-class ShortWarmUp(Fault):
+class ShortWarmUp(_Peak):
     """A bold rate, which a warm-up of usual length would bring about slowly, from the first steps on."""
 
     name = "short_warm_up"
     says = "a warm-up of a few steps to a bold learning rate"
-    causes = ("learning_rate",)
 
     @classmethod
     def draw(cls, chance: Generator) -> dict[str, Any]:
         """Draw how many steps and how bold."""
         return {"first": 1, "times": float(chance.uniform(20, 40)), "warm_up": int(chance.integers(4, 13))}
-
-    def scale(self, scale: Scale) -> Scale:
-        """Return a run with that warm-up."""
-        return replace(scale, lr=scale.lr * self.values["times"], warmup_steps=self.values["warm_up"])
 
 
 class Jump(Fault):
